@@ -171,6 +171,51 @@ async def test_a_question_may_name_its_environment(client: httpx.AsyncClient, en
     assert len(group["trajectories"][0]["turns"]) == len(engine.asked) == 1, "nobody searches"
 
 
+_HOSTILE = [
+    *(b'{"question":"x","top_k":%d}' % number for number in (2**31, 2**63, -(2**31) - 1, 10**400)),
+    b'{"question":"x","top_k":%s}' % (b"9" * 5000),
+    *(b'{"question":"x","seed":%s}' % number for number in (b"9223372036854775807", b"9223372036854775808", b"1e30")),
+    *(
+        b'{"question":"x","%s":%s}' % (name, value)
+        for name in (b"temperature", b"top_p", b"timeout_s")
+        for value in (b"NaN", b"Infinity", b"1e400", b"-1e400", b"1e308", b"5e-324")
+    ),
+    *(
+        b"{%s}" % pair
+        for pair in (
+            b'"question":"\\ud800"',
+            b'"question":"x","data_source":"\\udfff"',
+            b'"question":"x","environment":"\\ud800"',
+            b'"question":"x","\\ud800":1',
+            b'"messages":[{"role":"\\ud800","content":"x"}]',
+            b'"messages":[{"role":"user","content":"\\ud800"}]',
+            b'"messages":[{"role":"user","content":"x","\\ud800":1}]',
+            b'"question":"x","samples":true',
+            b'"question":"x","samples":1e2000',
+        )
+    ),
+    b'{"question":"\\u0000","data_source":"\\u0000\\n\\""}',
+    b'{"question":"\xff\xfe"}',
+    b'{"question":%s}' % (b"[" * 100_000),
+    b'{"question":' + b'{"a":' * 5000 + b"1" + b"}" * 5001,
+    b'{"messages":%s}' % (b"[" * 100_000),
+    b"[]",
+    b"null",
+    b'"x"',
+    b"",
+    b"\x00",
+]
+
+
+@pytest.mark.parametrize("body", _HOSTILE, ids=range(len(_HOSTILE)))
+async def test_a_hostile_body_is_refused_or_answered(client: httpx.AsyncClient, body: bytes) -> None:
+    """Each of these has been, or might be, an error of the service."""
+    response = await client.post("/v1/ask", content=body, headers={"content-type": "application/json"})
+    assert response.status_code in (200, 400, 422), response.text
+    if response.status_code != 200:
+        assert response.json()["error"]["message"]
+
+
 async def test_a_body_that_is_not_json_is_refused(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/ask", content=b"{", headers={"content-type": "application/json"})
     assert response.status_code == 422

@@ -33,6 +33,7 @@ from forage_common.settings import Settings
 from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.tracing import SpanKind
+from forage_common.text.terminal import printable
 from forage_common.v1.trajectory_pb2 import Prompt
 from forage_rollout.engine.openai import PATHS
 from forage_rollout.serve.backend import ServeBackend, ServiceState
@@ -198,5 +199,7 @@ def _refuse(_: Request, error: Exception) -> Response:
 def _build_refusal(
     status: int, message: str, kind: str, param: str | None = None, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    body = Refusal(error=Problem(message=message, type=kind, param=param))
+    # What the caller sent is in both, also what no encoding has.
+    param = None if param is None else printable(param)
+    body = Refusal(error=Problem(message=printable(message), type=kind, param=param))
     return JSONResponse(body.model_dump(), status, headers)

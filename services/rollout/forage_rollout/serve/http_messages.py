@@ -6,7 +6,7 @@ import uuid
 from typing import Annotated, Any
 
 from google.protobuf.json_format import MessageToDict
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from forage_common.settings import Settings
 from forage_common.text.search_prompt import format_search_prompt
@@ -22,7 +22,7 @@ from forage_common.v1.trajectory_pb2 import (
     TrajectoryGroup,
 )
 from forage_rollout.environments.registry import BUILT_IN, EXPECTED
-from forage_rollout.serve.prompt_checks import MAX_SAMPLES
+from forage_rollout.serve.prompt_checks import MAX_SAMPLES, MAX_TEMPERATURE, MAX_TOP_K
 
 _ACTION_NAMES = {
     ActionKind.ACTION_KIND_INVALID: "invalid",
@@ -31,26 +31,38 @@ _ACTION_NAMES = {
 }
 
 
+def _check_text(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"character {error.start} is half of a surrogate pair: send whole characters") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_check_text)]
+SomeText = Annotated[str, Field(min_length=1), AfterValidator(_check_text)]
+
+
 class _StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
 class Message(_StrictModel):
-    role: Annotated[str, Field(min_length=1)]
-    content: str
+    role: SomeText
+    content: Text
 
 
 class Ask(_StrictModel):
     """A question for the policy, and how to sample its answer."""
 
-    question: str | None = Field(None, min_length=1, description="put into the instruction that the policy knows")
+    question: SomeText | None = Field(None, description="put into the instruction that the policy knows")
     messages: list[Message] | None = Field(None, min_length=1, description="instead of question: the chat as it is")
-    data_source: str | None = Field(None, description="selects the environment; unset = that of the first reward")
-    environment: str = Field("", description="a built-in environment instead of the data source's")
+    data_source: Text | None = Field(None, description="selects the environment; unset = that of the first reward")
+    environment: Text = Field("", description="a built-in environment instead of the data source's")
     samples: int = Field(1, ge=1, le=MAX_SAMPLES)
-    temperature: float = Field(0.0, ge=0, allow_inf_nan=False, description="0 = greedy")
+    temperature: float = Field(0.0, ge=0, le=MAX_TEMPERATURE, allow_inf_nan=False, description="0 = greedy")
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(-1, ge=-1, description="-1 or 0 = all")
+    top_k: int = Field(-1, ge=-1, le=MAX_TOP_K, description="-1 or 0 = all")
     seed: int = Field(0, ge=0, lt=2**63, description="of the first sample, the next ones follow; 0 = unseeded")
     timeout_s: float = Field(0.0, ge=0, allow_inf_nan=False, description="0 = the service's own limit")
     stream: bool = Field(True, description="server-sent events as they happen; false = one reply at the end")
