@@ -6,7 +6,7 @@ UV_RUN := .venvs/uv/bin/uv run --quiet --no-project --python $(PYTHON)
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(UV_RUN) --with-requirements docs/requirements.lock mkdocs
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-long test-compose lint format screenshots console docs docs-serve reference dashboards \
-  chart-schema proto lock pin-images images up down logs bench bench-faiss bench-retriever-start gpu-check simulate chaos soak-reward \
+  chart-schema proto lock audit audit-update pin-images images up down logs bench bench-faiss bench-retriever-start gpu-check simulate chaos soak-reward \
   version release clean
 
 help: ## list the targets
@@ -31,7 +31,7 @@ test-all: ## run every test: `make test`, then `make test-long`
 test-compose: setup ## run the Docker Compose stack in a real engine: build, train, kill, recover (5 minutes and the builds)
 	@FORAGE_DOCKER_TESTS=1 $(PYTHON) -m pytest -rs tests/deploy/cli/test_compose_engine.py
 
-lint: setup ## check style, types, layers of imports, shell scripts, protos, the front end, generated code
+lint: setup ## check style, types, layers of imports, shell scripts, protos, the front end, known vulnerabilities
 	@scripts/lint.sh
 
 format: setup ## format the Python code and the front end
@@ -72,6 +72,12 @@ proto: setup ## generate forage_common/v1 from proto/
 
 lock: setup ## pin requirements.in of every service into requirements.lock and requirements.gpu.lock, with hashes
 	@scripts/lock.sh
+
+audit: setup ## compare what is locked, packages and images, with known vulnerabilities; fails on High
+	@$(PYTHON) scripts/audit.py
+
+audit-update: setup ## refresh those, security/advisories.json, from osv.dev
+	@$(PYTHON) scripts/audit.py update
 
 pin-images: setup ## write the digests of other people's images, deploy/images.yaml, into the files that use them (needs their registry)
 	@$(PYTHON) scripts/resolve_images.py
@@ -115,7 +121,7 @@ soak-reward: setup ## run the reward service under full load with faults (MINUTE
 version: setup ## set the version of every package, image and the chart (VERSION=0.2.0)
 	@$(PYTHON) scripts/release.py set $(VERSION)
 
-release: setup ## check, build wheels, chart and list of images into dist/, and tag the commit
+release: setup ## check, build wheels, chart, list of images and bills of materials into dist/, and tag the commit
 	@$(PYTHON) scripts/release.py build
 
 clean: ## remove environments, caches, built data and runs

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs every static check.
-# usage: lint.sh [style|types|imports|shell|protos|web …]      all of them by default
+# usage: lint.sh [style|types|imports|shell|protos|web|audit …]      all of them by default
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$PWD/.venvs/cli/bin
@@ -24,10 +24,13 @@ protos() { (cd proto && "$bin/buf" lint) && scripts/proto.sh --check; }
 
 web() { scripts/console.sh check; }
 
-[ $# -gt 0 ] || set -- style types imports shell protos web
+# Prints only what fails: `make audit` prints everything.
+audit() { local found; found=$("$bin/python" scripts/audit.py) || { echo "$found" >&2; return 1; }; }
+
+[ $# -gt 0 ] || set -- style types imports shell protos web audit
 for check in "$@"; do
-  [[ $check =~ ^(style|types|imports|shell|protos|web)$ ]] ||
-    { echo "lint: '$check' is not a check, expected style, types, imports, shell, protos or web" >&2; exit 2; }
+  [[ $check =~ ^(style|types|imports|shell|protos|web|audit)$ ]] ||
+    { echo "lint: '$check' is not a check, expected style, types, imports, shell, protos, web or audit" >&2; exit 2; }
   "$check" || { echo "lint: $check failed" >&2; exit 1; }
 done
 echo "lint: all checks passed"

@@ -2,7 +2,8 @@
 
     release.py check              check that all files have the same version and CHANGELOG.md has a section for it
     release.py set 0.2.0          write the version everywhere, and rename CHANGELOG.md's Unreleased section to it
-    release.py build [--no-tag]   check, then build wheels, chart and list of images into dist/, and tag v0.2.0
+    release.py build [--no-tag]   check, then build wheels, chart, list of images and bills of materials into dist/,
+                                  and tag v0.2.0
 
 Building needs a clean work tree and runs `make lint`. It pushes nothing: at the end it prints the commands that
 publish.
@@ -22,6 +23,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import sbom
 import tools
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -112,7 +114,7 @@ def _replace_group(pattern: str, value: str, text: str) -> str:
 
 
 def build(tag: bool) -> None:
-    """Build wheels, chart, images.txt and SHA256SUMS into dist/, and create the tag.
+    """Build wheels, chart, images.txt, bills of materials and SHA256SUMS into dist/, and create the tag.
 
     Raises:
         ReleaseError: the work tree is not clean, a check fails, the tag exists, or a package is incomplete.
@@ -136,6 +138,8 @@ def build(tag: bool) -> None:
     if missing := find_missing_files(DIST):
         raise ReleaseError(f"wheels or chart lack files of the repository: {', '.join(missing)}")
     (DIST / "images.txt").write_text("".join(f"{image}\n" for image in list_images(version)), encoding="utf-8")
+    committed = datetime.datetime.fromisoformat(_run("git", "log", "-1", "--format=%cI"))
+    sbom.write_boms(DIST, version, committed.astimezone(datetime.UTC))
     sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(DIST.iterdir())]
     (DIST / "SHA256SUMS").write_text("".join(sums), encoding="utf-8")
     for file in sorted(DIST.iterdir()):

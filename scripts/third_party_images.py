@@ -119,11 +119,8 @@ def write_digests(images: list[Image], file: Path = LIST) -> None:
     """Write the digests into the list; comments and order stay."""
     text = file.read_text(encoding="utf-8")
     for image in images:
-        text, places = re.subn(
-            rf"(- image: {re.escape(image.name)}\n    tag: {re.escape(image.tag)}(?:\s+#.*)?\n    digest: ).*",
-            lambda match, digest=image.digest: f'{match[1]}"{digest}"',
-            text,
-        )
+        entry = rf"(- image: {re.escape(image.name)}\n    tag: {re.escape(image.tag)}(?:\s+#.*)?\n    digest: ).*"
+        text, places = re.subn(entry, rf'\g<1>"{image.digest}"', text)
         if places != 1:
             raise ImageListError(f"{file.name}: expected image, tag and digest of {image.name} in this order, once")
     file.write_text(text, encoding="utf-8")
