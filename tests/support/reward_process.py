@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 import urllib.request
 from collections.abc import Callable
@@ -23,6 +24,8 @@ class Service:
     address: str
     health_address: str
     log: Path
+    ca: Path | None = None
+    """The authority of its certificate; None: it speaks no TLS."""
 
     @property
     def channel(self) -> grpc.Channel:
@@ -34,7 +37,7 @@ class Service:
         return reward_pb2_grpc.RewardStub(self.channel)
 
     def read_metrics(self) -> str:
-        with urllib.request.urlopen(f"http://{self.health_address}/metrics", timeout=20) as page:
+        with self._get("/metrics", 20) as page:
             text: str = page.read().decode()
         return text
 
@@ -47,11 +50,15 @@ class Service:
         while time.monotonic() < deadline:
             assert self.process.poll() is None, f"the service ended: {self.log.read_text()}"
             try:
-                with urllib.request.urlopen(f"http://{self.health_address}/readyz", timeout=5):
+                with self._get("/readyz", 5):
                     return
             except OSError:
                 time.sleep(0.05)
         pytest.fail("the service is not ready after 120 s")
+
+    def _get(self, path: str, timeout_s: float) -> Any:
+        scheme, context = ("https", ssl.create_default_context(cafile=self.ca)) if self.ca else ("http", None)
+        return urllib.request.urlopen(f"{scheme}://{self.health_address}{path}", timeout=timeout_s, context=context)
 
 
 def wait_for(condition: Callable[[], bool], failure: str) -> None:

@@ -1,3 +1,8 @@
 """Parts shared by all Forage services: contracts, settings, streams, clients, files and telemetry."""
 
+import os
+
+# Before gRPC is imported: it would write a line, which is no JSON, for each handshake that anybody breaks off.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
 __version__ = "0.1.0"

@@ -13,7 +13,7 @@ import grpc
 from forage_common.clients.calls import MalformedReplyError, RefusedError
 from forage_common.clients.retriever import RetrieverClient
 from forage_common.clients.reward import RewardClient, build_score_item
-from forage_common.errors import UnavailableError
+from forage_common.errors import SettingsError, UnavailableError
 from forage_common.settings import Settings
 from forage_common.streams.prompt_identity import build_group, with_prompt_identity
 from forage_common.telemetry import tracing
@@ -305,7 +305,7 @@ class Agent:
         start = time.perf_counter()
         try:
             scored = await self._reward.score(items)
-        except (UnavailableError, grpc.RpcError, MalformedReplyError) as error:
+        except (UnavailableError, SettingsError, grpc.RpcError, MalformedReplyError) as error:
             log.warning("scoring_failed", group=whole[0].group_uid, detail=str(error))
             for trajectory in whole:
                 trajectory.status, trajectory.status_detail = _find_status(error), str(error)

@@ -42,7 +42,8 @@ def start_shared(
                 env={k: v for k, v in os.environ.items() if not k.startswith("FORAGE__")} | {"OMP_NUM_THREADS": "1"},
                 stderr=log,
             )
-        services.append(Service(process, address, health_address, folder / "log"))
+        (ca,) = [Path(one.removeprefix("tls.ca=")) for one in overrides if one.startswith("tls.ca=")] or [None]
+        services.append(Service(process, address, health_address, folder / "log", ca))
         services[-1].wait_until_ready()
         return services[-1]
 

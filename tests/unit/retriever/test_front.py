@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY
 from retriever_parts import DEFAULT_TOPK, Recorder, open_http_client, record_bm25
 
 from forage_common.errors import SettingsError
-from forage_common.settings import RerankSettings, RetrievalMode, RetrieverSettings
+from forage_common.settings import RerankSettings, RetrievalMode, RetrieverSettings, Settings
 from forage_common.telemetry.health import Health
 from forage_retriever.index import load as index
 from forage_retriever.index.load import Index
@@ -46,7 +46,7 @@ def halves(tmp_path_factory: pytest.TempPathFactory) -> tuple[Index, Index]:
 async def serve_shard(index: Index, address: str, max_waiting: int = 1000) -> AsyncIterator[Retrieval]:
     core = Retrieval(DEFAULT_TOPK, 30.0)
     core.set_source(LocalSource(index, max_waiting))
-    server = GrpcServer(address, core, Health())
+    server = GrpcServer(Settings(retriever=RetrieverSettings(grpc_address=address)), core, Health())
     await server.start()
     try:
         yield core
@@ -58,7 +58,7 @@ async def serve_shard(index: Index, address: str, max_waiting: int = 1000) -> As
 @asynccontextmanager
 async def serve_merger(*addresses: str, timeout_s: float = 30.0) -> AsyncIterator[Retrieval]:
     settings = RetrieverSettings(mode=RetrievalMode.BM25, shards=addresses, queue_timeout_s=timeout_s, max_waiting=100)
-    merged = Front(settings, Health())
+    merged = Front(Settings(retriever=settings), Health())
     core = Retrieval(DEFAULT_TOPK, timeout_s)
     core.set_source(merged)
     await asyncio.wait_for(merged.start(), 30)
@@ -207,4 +207,4 @@ async def test_a_new_index_of_a_shard_invalidates_cached_answers(
 async def test_a_front_refuses_settings_that_need_a_corpus() -> None:
     settings = RetrieverSettings(shards=("127.0.0.1:1",), rerank=RerankSettings(url="http://127.0.0.1:2"))
     with pytest.raises(SettingsError, match="rerank in the shards"):
-        Front(settings, Health())
+        Front(Settings(retriever=settings), Health())

@@ -10,6 +10,7 @@ import grpc
 import pytest
 from retriever_parts import Recorder, open_retrieval, record_bm25, wait_until_queued
 
+from forage_common.settings import RetrieverSettings, Settings
 from forage_common.telemetry.health import Health
 from forage_common.v1 import retriever_pb2, retriever_pb2_grpc, trajectory_pb2
 from forage_retriever.index.load import Index
@@ -22,7 +23,7 @@ Ask = retriever_pb2.RetrieveRequest
 @asynccontextmanager
 async def open_stub(index: Index, address: str) -> AsyncIterator[retriever_pb2_grpc.RetrieverStub]:
     async with open_retrieval(index, max_waiting=1000) as core:
-        server = GrpcServer(address, core, Health())
+        server = GrpcServer(Settings(retriever=RetrieverSettings(grpc_address=address)), core, Health())
         await server.start()
         async with grpc.aio.insecure_channel(address) as channel:
             yield retriever_pb2_grpc.RetrieverStub(channel)

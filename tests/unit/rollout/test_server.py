@@ -13,7 +13,7 @@ from otlp_receiver import Receiver
 from rollout_backend import LINES, AgentBackend, LineEngine
 
 from forage_common.security.tokens import TokenFile, authorization_metadata
-from forage_common.settings import EngineSettings, RolloutSettings, Settings
+from forage_common.settings import EngineSettings, RolloutSettings, Settings, TlsSettings
 from forage_common.telemetry import tracing
 from forage_common.telemetry.health import Health
 from forage_common.v1.rollout_pb2 import (
@@ -65,7 +65,7 @@ async def stub(
     backend: AgentBackend, state: ServiceState, free_address: Callable[[], str]
 ) -> AsyncIterator[RolloutStub]:
     address = free_address()
-    server = make_server(address, RolloutApi(backend, state, vocabulary=0x110000), None)
+    server = make_server(address, RolloutApi(backend, state, vocabulary=0x110000), None, TlsSettings())
     await server.start()
     async with grpc.aio.insecure_channel(address) as channel:
         yield RolloutStub(channel)
@@ -191,7 +191,7 @@ async def test_with_a_token_file_calls_need_the_token_and_follow_its_rotation(
     file = tmp_path / "token"
     file.write_text("first\n")
     address = free_address()
-    server = make_server(address, RolloutApi(backend, state), TokenFile(file))
+    server = make_server(address, RolloutApi(backend, state), TokenFile(file), TlsSettings())
     await server.start()
     async with grpc.aio.insecure_channel(address) as channel:
         stub = RolloutStub(channel)

@@ -21,8 +21,9 @@ from tenacity import (
 )
 
 from forage_common.clients.circuit import Circuit, CircuitOpenError
-from forage_common.errors import ForageError, UnavailableError
-from forage_common.security.handshakes import explain_tls
+from forage_common.clients.reasons import describe_error
+from forage_common.errors import ForageError, SettingsError, UnavailableError
+from forage_common.security.handshakes import explain_tls, record_failure
 from forage_common.telemetry import tracing
 from forage_common.telemetry.waits import waiting
 
@@ -63,6 +64,16 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, httpx.TransportError | ssl.SSLError | TimeoutError | CircuitOpenError)
 
 
+def check_token(error: grpc.RpcError, setting: str) -> None:
+    """Tell the operator which file a service reads that refuses the token of a call.
+
+    Raises:
+        SettingsError: that is why the call failed.
+    """
+    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+        raise SettingsError(f"{error.details()}: set {setting} to the file that the service reads") from error
+
+
 async def call(circuit: Circuit, attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
     """Await `attempt()` until it succeeds, fails permanently, or `timeout_s` has passed for all attempts together.
 
@@ -79,8 +90,7 @@ async def call(circuit: Circuit, attempt: Callable[[], Awaitable[T]], timeout_s:
 
     def record(state: RetryCallState) -> None:
         nonlocal explained
-        _record_retry(retried, state)
-        explained = explain_tls(state.outcome.exception() if state.outcome else None) or explained
+        explained = _record_retry(circuit, retried, state) or explained
 
     try:
         with waiting("answers", on=circuit.service, limit_s=timeout_s, detail=circuit.address):
@@ -88,7 +98,7 @@ async def call(circuit: Circuit, attempt: Callable[[], Awaitable[T]], timeout_s:
     except RetryError as error:
         given_up.inc()
         cause = error.last_attempt.exception()
-        reason = explain_tls(cause) or explained or str(cause) or type(cause).__name__
+        reason = explain_tls(cause) or explained or ("" if cause is None else describe_error(cause))
         raise UnavailableError(
             f"the {circuit.service} at {circuit.address} gave no answer within {timeout_s:g} s ({reason})"
         ) from cause
@@ -119,10 +129,12 @@ def _counters(service: str) -> tuple[Counter, Counter]:
     return RETRIED.labels(service), GIVEN_UP.labels(service)
 
 
-def _record_retry(retried: Counter, state: RetryCallState) -> None:
+def _record_retry(circuit: Circuit, retried: Counter, state: RetryCallState) -> str:
+    """Count it; returns a sentence if TLS failed."""
     retried.inc()
     error = state.outcome.exception() if state.outcome else None
     tracing.current_span().add_event("retry", {"forage.attempt": state.attempt_number, "forage.error": repr(error)})
+    return record_failure(circuit.service, circuit.address, error)
 
 
 def _next_delay(state: RetryCallState) -> float:

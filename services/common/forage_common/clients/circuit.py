@@ -11,6 +11,7 @@ import grpc
 import httpx
 from prometheus_client import Counter, Gauge
 
+from forage_common.clients.reasons import describe_error
 from forage_common.errors import ForageError
 
 FAILURES = 5
@@ -29,8 +30,8 @@ _HTTP_UNAVAILABLE = {502, 503, 504}
 class CircuitOpenError(ForageError):
     """The attempt was not made; `retry_after_s` says when one may be."""
 
-    def __init__(self, service: str, address: str, retry_after_s: float) -> None:
-        super().__init__(f"the {service} at {address} keeps failing: no calls for {retry_after_s:.1f} s")
+    def __init__(self, service: str, address: str, retry_after_s: float, reason: str) -> None:
+        super().__init__(f"the {service} at {address} keeps failing: no calls for {retry_after_s:.1f} s; {reason}")
         self.retry_after_s = retry_after_s
 
 
@@ -65,6 +66,7 @@ class Circuit:
         self._open_s = open_s
         self._clock = clock
         self._failures = 0
+        self._reason = ""
         self._trial_at: float | None = None
         self._is_trial_running = False
         for metric in (OPEN, OPENED):
@@ -87,6 +89,7 @@ class Circuit:
             yield
         except Exception as error:
             if is_unavailable(error):
+                self._reason = describe_error(error)
                 self._record_failure(is_trial)
             else:
                 self._close()
@@ -101,7 +104,7 @@ class Circuit:
             return False
         wait_s = self._trial_at - self._clock()
         if self._is_trial_running or wait_s > 0:
-            raise CircuitOpenError(self.service, self.address, max(0.0, wait_s))
+            raise CircuitOpenError(self.service, self.address, max(0.0, wait_s), self._reason)
         self._is_trial_running = True
         return True
 

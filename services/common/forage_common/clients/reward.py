@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import grpc
 
-from forage_common.clients.calls import GRPC_RECONNECT, GRPC_ROUND_ROBIN, MalformedReplyError, call
+from forage_common.clients.calls import GRPC_RECONNECT, GRPC_ROUND_ROBIN, MalformedReplyError, call, check_token
 from forage_common.clients.circuit import Circuit
+from forage_common.security.channels import open_channel
+from forage_common.security.tokens import open_token_file
 from forage_common.settings import Settings
 from forage_common.telemetry import tracing
 from forage_common.v1.reward_pb2 import (
@@ -24,20 +27,28 @@ from forage_common.v1.reward_pb2 import (
 from forage_common.v1.reward_pb2_grpc import RewardStub
 from forage_common.v1.trajectory_pb2 import Score, Trajectory, Turn
 
+T = TypeVar("T")
 _MESSAGE_BYTES = 256 * 2**20
 _DESCRIBE_S = 4.0
+_TOKEN_SETTING = "reward.auth_token_file"
 
 
 class RewardClient:
     """Calls `forage.v1.Reward.Score`, at all replicas that the address resolves to in turn."""
 
     def __init__(self, settings: Settings) -> None:
+        """Connect on the first call.
+
+        Raises:
+            SettingsError: the file of the token, or of a certificate, cannot be read.
+        """
         address = settings.reward.grpc_address
         self._timeout_s = settings.rollout.score_timeout_s
         self._circuit = Circuit("reward", address)
         sizes = [("grpc.max_send_message_length", _MESSAGE_BYTES), ("grpc.max_receive_message_length", _MESSAGE_BYTES)]
         options = [*sizes, *GRPC_RECONNECT, *GRPC_ROUND_ROBIN]
-        self._channel = grpc.aio.insecure_channel(address, options=options)
+        tokens = open_token_file(settings.reward.auth_token_file, _TOKEN_SETTING)
+        self._channel = open_channel(address, settings.tls, options, tokens)
         self._stub = RewardStub(self._channel)
 
     async def score(self, items: Sequence[ScoreItem]) -> list[ScoredItem]:
@@ -45,6 +56,7 @@ class RewardClient:
 
         Raises:
             UnavailableError: no answer within the deadline.
+            SettingsError: the token is rejected.
             grpc.RpcError: the service rejected the request.
             MalformedReplyError: the reply does not match the items.
         """
@@ -53,7 +65,7 @@ class RewardClient:
         with tracing.span("reward.score", attributes, kind=tracing.SpanKind.CLIENT):
             metadata = tracing.trace_metadata()
             attempt = partial(self._stub.Score, request, timeout=self._timeout_s, metadata=metadata)
-            reply: ScoreResponse = await call(self._circuit, attempt, self._timeout_s)
+            reply: ScoreResponse = await self._call(attempt, self._timeout_s)
             if [item.trajectory_id for item in reply.items] != [item.trajectory_id for item in items]:
                 raise MalformedReplyError("the reply of the reward service does not match the request")
         return list(reply.items)
@@ -61,17 +73,24 @@ class RewardClient:
     async def list_data_sources(self) -> frozenset[str]:
         """List the data sources that have a reward; raises as `score`."""
         attempt = partial(self._stub.Describe, DescribeRequest(), timeout=_DESCRIBE_S)
-        reply: DescribeResponse = await call(self._circuit, attempt, _DESCRIBE_S)
+        reply: DescribeResponse = await self._call(attempt, _DESCRIBE_S)
         return frozenset(use.data_source for reward in reply.rewards for use in reward.uses if not use.shadow)
 
     async def explain(self, item: ScoreItem, score: Score) -> str:
         """Explain the score of an item for people; raises as `score`."""
         attempt = partial(self._stub.Explain, ExplainRequest(item=item, score=score), timeout=_DESCRIBE_S)
-        reply: ExplainResponse = await call(self._circuit, attempt, _DESCRIBE_S)
+        reply: ExplainResponse = await self._call(attempt, _DESCRIBE_S)
         return reply.text
 
     async def close(self) -> None:
         await self._channel.close()
+
+    async def _call(self, attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
+        try:
+            return await call(self._circuit, attempt, timeout_s)
+        except grpc.RpcError as error:
+            check_token(error, _TOKEN_SETTING)
+            raise
 
 
 def build_score_item(trajectory: Trajectory, end_of_turn: str) -> ScoreItem:

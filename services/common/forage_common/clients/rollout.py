@@ -9,10 +9,12 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from forage_common.clients.calls import GRPC_RECONNECT, RefusedError, call
+from forage_common.clients.calls import GRPC_RECONNECT, RefusedError, call, check_token
 from forage_common.clients.circuit import Circuit
-from forage_common.errors import SettingsError, UnavailableError
-from forage_common.security.tokens import authorization_metadata
+from forage_common.clients.reasons import describe_error
+from forage_common.errors import UnavailableError
+from forage_common.security.channels import open_channel
+from forage_common.security.tokens import open_token_file
 from forage_common.settings import Settings
 from forage_common.v1.rollout_pb2 import (
     GetStatusRequest,
@@ -28,6 +30,7 @@ from forage_common.v1.trajectory_pb2 import Prompt, TrajectoryGroup
 _MESSAGE_BYTES = 64 * 2**20
 _MARGIN_S = 10.0
 _STATUS_S = 30.0
+_TOKEN_SETTING = "rollout.auth_token_file"
 
 
 class RolloutClient:
@@ -42,14 +45,14 @@ class RolloutClient:
         """Connect on the first prompt.
 
         Raises:
-            SettingsError: the token's file cannot be read.
+            SettingsError: the file of the token, or of a certificate, cannot be read.
         """
         self._address = settings.rollout.grpc_address
-        self._metadata = authorization_metadata(settings.rollout.auth_token_file)
         self._timeout_s = settings.rollout.trajectory_timeout_s + settings.rollout.score_timeout_s + _MARGIN_S
         self._circuit = Circuit("rollout", self._address)
         sizes = [("grpc.max_send_message_length", _MESSAGE_BYTES), ("grpc.max_receive_message_length", _MESSAGE_BYTES)]
-        self._channel = grpc.aio.insecure_channel(self._address, options=[*sizes, *GRPC_RECONNECT])
+        tokens = open_token_file(settings.rollout.auth_token_file, _TOKEN_SETTING)
+        self._channel = open_channel(self._address, settings.tls, [*sizes, *GRPC_RECONNECT], tokens)
         self._stub = RolloutStub(self._channel)
 
     async def run(self, prompt: Prompt) -> TrajectoryGroup:
@@ -65,7 +68,7 @@ class RolloutClient:
 
     async def stream(self, prompt: Prompt) -> AsyncGenerator[RunStreamResponse, None]:
         """Stream events of a prompt as they happen, the whole group last; raises as `run`, at the first failure."""
-        reply = self._stub.RunStream(RunStreamRequest(prompt=prompt), timeout=self._timeout_s, metadata=self._metadata)
+        reply = self._stub.RunStream(RunStreamRequest(prompt=prompt), timeout=self._timeout_s)
         try:
             async for event in reply:
                 yield event
@@ -90,14 +93,13 @@ class RolloutClient:
 
     async def _call(self, method: Any, request: Message, timeout_s: float) -> Any:
         try:
-            attempt = partial(method, request, timeout=self._timeout_s, metadata=self._metadata)
+            attempt = partial(method, request, timeout=self._timeout_s)
             return await call(self._circuit, attempt, timeout_s)
         except grpc.RpcError as error:
             raise self._to_typed_error(error) from error
 
     def _to_typed_error(self, error: grpc.RpcError) -> Exception:
-        if error.code() == grpc.StatusCode.UNAUTHENTICATED:
-            return SettingsError(f"{error.details()}: set rollout.auth_token_file to the file that the service reads")
+        check_token(error, _TOKEN_SETTING)
         if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
             return RefusedError(error.details())
-        return UnavailableError(f"the rollout service at {self._address} gave no answer: {error.details()}")
+        return UnavailableError(f"the rollout service at {self._address} gave no answer: {describe_error(error)}")

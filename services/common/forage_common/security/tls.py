@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import ssl
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
 import grpc
+from prometheus_client import Counter
 
 from forage_common.errors import SettingsError
 from forage_common.security.file_stamp import Stamp, read_stamp
 from forage_common.settings import TlsSettings
+from forage_common.telemetry.log_sampling import LogSampler
 from forage_common.telemetry.logs import get_logger
+
+HANDSHAKES = Counter("forage_common_grpc_handshakes_total", "TLS handshakes that gRPC callers began", ["wire"])
+"""gRPC does not say how they ended; the caller's metrics do (forage_common_handshake_failures_total)."""
+
+_sampler = LogSampler(per_minute=1)
 
 
 class Certificates:
@@ -53,7 +60,8 @@ class Certificates:
                 self._contents = before
                 raise
         except (OSError, SettingsError) as error:
-            get_logger().warning("certificates_kept", detail=str(error))
+            if _sampler.admit(str(error)):  # who is asked at each handshake would say it at each
+                get_logger().warning("certificates_kept", detail=str(error))
             return False
         get_logger().info("certificates_reloaded")
         return True
@@ -175,33 +183,23 @@ def http_scheme(tls: TlsSettings) -> str:
     return "https" if tls.is_on else "http"
 
 
-def make_grpc_server_credentials(tls: TlsSettings) -> grpc.ServerCredentials | None:
-    """Credentials that look at the files at each handshake; None where no wire speaks TLS.
+def make_grpc_server_credentials(tls: TlsSettings, service: str) -> grpc.ServerCredentials | None:
+    """Credentials that look at the files at each handshake, and count it; None where no wire speaks TLS.
 
     Raises:
-        SettingsError: a file is wrong.
+        SettingsError: a file is wrong, or the service has no certificate.
     """
+    check_server(tls, service)
     if not tls.is_on:
         return None
+    handshakes = HANDSHAKES.labels(f"{service}/grpc")
     files = Certificates(tls)
 
     def configure() -> Any:
         return grpc.ssl_server_certificate_configuration([(files.key, files.cert)], root_certificates=files.ca)
 
     def fetch() -> Any:
+        handshakes.inc()
         return configure() if files.refresh() else None
 
     return grpc.dynamic_ssl_server_credentials(configure(), fetch, tls.require_client_cert)
-
-
-def open_channel(address: str, tls: TlsSettings, options: Sequence[tuple[str, Any]] = ()) -> grpc.aio.Channel:
-    """Open a channel to a service.
-
-    Raises:
-        SettingsError: a file is wrong.
-    """
-    if not tls.is_on:
-        return grpc.aio.insecure_channel(address, options=list(options))
-    files = Certificates(tls)
-    credentials = grpc.ssl_channel_credentials(files.ca, files.key, files.cert)
-    return grpc.aio.secure_channel(address, credentials, options=list(options))

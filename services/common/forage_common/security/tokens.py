@@ -7,11 +7,13 @@ from pathlib import Path
 
 from forage_common.errors import SettingsError
 from forage_common.security.file_stamp import Stamp, read_stamp
+from forage_common.telemetry.log_sampling import LogSampler
 from forage_common.telemetry.logs import get_logger
 
 HEADER = "authorization"
 SETTING = "rollout.auth_token_file"
 SCHEME = "bearer"
+_sampler = LogSampler(per_minute=1)
 
 
 def read_tokens(file: Path, setting: str = SETTING) -> tuple[str, ...]:
@@ -76,7 +78,8 @@ class TokenFile:
                 self._stamp, self._tokens = self._read()
                 get_logger().info("auth_token_rotated", file=str(self._file), tokens=len(self._tokens))
         except (OSError, SettingsError) as error:
-            get_logger().warning("auth_token_kept", detail=str(error))
+            if _sampler.admit(str(error)):  # it is read for each call
+                get_logger().warning("auth_token_kept", detail=str(error))
         return self._tokens
 
     def accepts(self, authorization: str) -> bool:

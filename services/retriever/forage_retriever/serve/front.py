@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from forage_common.errors import SettingsError
-from forage_common.settings import RetrievalMode, RetrieverSettings
+from forage_common.settings import RetrievalMode, Settings
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import Wait, waiting
@@ -63,19 +63,20 @@ class _MergedPassages:
 class Front:
     """Serves shards as one source."""
 
-    def __init__(self, settings: RetrieverSettings, health: Health) -> None:
+    def __init__(self, settings: Settings, health: Health) -> None:
         """Start to watch the shards.
 
         Raises:
             SettingsError: a setting needs a corpus, which a front has not.
         """
-        if settings.rerank.model or settings.rerank.url:
+        own = settings.retriever
+        if own.rerank.model or own.rerank.url:
             raise SettingsError("retriever.rerank is set together with retriever.shards: rerank in the shards instead")
-        self._settings = settings
+        self._settings = own
         self._health = health
-        self._shards = [Shard(address, self._update_health) for address in settings.shards]
+        self._shards = [Shard(address, settings, self._update_health) for address in own.shards]
         self._watching = [asyncio.create_task(shard.watch()) for shard in self._shards]
-        self._timeout_s = min(SHARD_TIMEOUT_S, settings.queue_timeout_s)
+        self._timeout_s = min(SHARD_TIMEOUT_S, own.queue_timeout_s)
         self._waiting = 0
 
     @property

@@ -13,6 +13,10 @@ from grpc_reflection.v1alpha import reflection
 from forage_common.addresses import bind
 from forage_common.call_guard import CallGuard
 from forage_common.errors import UnavailableError
+from forage_common.security.grpc_tokens import make_interceptors
+from forage_common.security.tls import make_grpc_server_credentials
+from forage_common.security.tokens import open_token_file
+from forage_common.settings import Settings
 from forage_common.telemetry import tracing
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
@@ -130,23 +134,27 @@ class RetrieverServicer(retriever_pb2_grpc.RetrieverServicer):
 class GrpcServer:
     """The server and its health entries, which are NOT_SERVING until `mark_serving`."""
 
-    def __init__(self, address: str, retrieval: Retrieval, ready: Health) -> None:
+    def __init__(self, settings: Settings, retrieval: Retrieval, ready: Health) -> None:
         """Bind the address.
 
         Raises:
-            UserError: the port is in use.
+            UserError: the port is in use, or a file with a certificate or tokens is wrong.
         """
         options = [
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
             ("grpc.so_reuseport", 0),  # else a second server would silently share the port
         ]
-        self._server = grpc.aio.server(interceptors=(CallGuard(),), options=options)
+        credentials = make_grpc_server_credentials(settings.tls, "retriever")
+        tokens = open_token_file(settings.retriever.auth_token_file, "retriever.auth_token_file")
+        self._server = grpc.aio.server(
+            options=options, interceptors=(*make_interceptors(tokens, "retriever/grpc"), CallGuard())
+        )
         self._server.add_generic_rpc_handlers((_build_handlers(RetrieverServicer(retrieval, ready)),))
         self._probes = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._probes, self._server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
-        bind(self._server, address)
+        bind(self._server, settings.retriever.grpc_address, credentials)
 
     async def start(self) -> None:
         """Accept calls."""

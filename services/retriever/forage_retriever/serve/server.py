@@ -67,7 +67,7 @@ async def _serve(settings: Settings) -> None:
     tokens = open_token_file(own.auth_token_file, "retriever.auth_token_file")
     protocol = make_protocol(settings.tls, WIRE)
     listening = listen(own.http_address)
-    grpc_server = GrpcServer(settings.retriever.grpc_address, retrieval, ready)
+    grpc_server = GrpcServer(settings, retrieval, ready)
     await grpc_server.start()
     swap = None if settings.retriever.shards else IndexSwap(settings, retrieval)
     loop.add_signal_handler(signal.SIGHUP, swap.schedule_reload if swap is not None else lambda: None)
@@ -116,6 +116,6 @@ async def _load_source(settings: Settings, retrieval: Retrieval, ready: Health, 
     else:
         from forage_retriever.serve.front import Front  # here: a tenth of the start without shards
 
-        front = Front(settings.retriever, ready)
+        front = Front(settings, ready)
         retrieval.set_source(front)
         await front.start()

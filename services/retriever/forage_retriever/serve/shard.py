@@ -10,7 +10,13 @@ import grpc
 from prometheus_client import Counter, Gauge
 
 from forage_common.clients.circuit import Circuit, CircuitOpenError
+from forage_common.clients.reasons import describe_error
+from forage_common.security.channels import open_channel
+from forage_common.security.handshakes import record_failure
+from forage_common.security.tokens import open_token_file
+from forage_common.settings import Settings
 from forage_common.telemetry import tracing
+from forage_common.telemetry.log_sampling import LogSampler
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1 import retriever_pb2, retriever_pb2_grpc
 from forage_retriever.hits import Provenance
@@ -37,8 +43,12 @@ class ShardUnavailableError(Exception):
 class Shard:
     """Searches one shard. A circuit breaker skips an unavailable one; `watch` detects when it is back."""
 
-    def __init__(self, address: str, report_change: Callable[[], None]) -> None:
-        """`report_change` is called when the shard comes, goes or changes its index."""
+    def __init__(self, address: str, settings: Settings, report_change: Callable[[], None]) -> None:
+        """`report_change` is called when the shard comes, goes or changes its index.
+
+        Raises:
+            SettingsError: the file of the token, or of a certificate, cannot be read.
+        """
         self.address = address
         self.provenance: Provenance | None = None
         self._report = report_change
@@ -49,8 +59,10 @@ class Shard:
             ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS),
             ("grpc.max_reconnect_backoff_ms", _RECONNECT_MS),
         ]
-        self._channel = grpc.aio.insecure_channel(address, options)
+        tokens = open_token_file(settings.retriever.auth_token_file, "retriever.auth_token_file")
+        self._channel = open_channel(address, settings.tls, options, tokens)
         self._stub = retriever_pb2_grpc.RetrieverStub(self._channel)
+        self._sampler = LogSampler(per_minute=1)
         self._reported: tuple[bool, Provenance | None] = (False, None)
         UP.labels(address).set(0)
 
@@ -103,7 +115,10 @@ class Shard:
                 raise OverloadedError(f"shard {self.address}: {error.details()}") from None
             SHARD_FAILURES.labels(self.address, error.code().name).inc()
             self._report_change()
-            raise ShardUnavailableError(f"shard {self.address}: {error.details()}") from None
+            reason = record_failure("shard", self.address, error) or describe_error(error)
+            if self._sampler.admit(reason):
+                get_logger().warning("shard_unavailable", shard=self.address, detail=reason)
+            raise ShardUnavailableError(f"shard {self.address}: {reason}") from None
         source = reply.provenance
         self._report_change(Provenance(source.corpus_digest, source.encoder_digest, source.index_digest, source.mode))
         return reply

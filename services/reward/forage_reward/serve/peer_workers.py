@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,6 +74,7 @@ class PeerWorkers:
         )
         server.add_insecure_port(self._address.socket(self._address.index))
         await server.start()
+        os.chmod(self._address.socket(self._address.index).removeprefix("unix:"), 0o600)
         for index in range(self._address.count):
             if index != self._address.index:
                 channel = grpc.aio.insecure_channel(self._address.socket(index), options=_OPTIONS)

@@ -19,7 +19,7 @@ def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT, then finish the calls in progress.
 
     Raises:
-        UserError: a route or a user reward is invalid, or a port is in use.
+        UserError: a route, a user reward, a certificate or a token is invalid, or a port is in use.
     """
     check_server(settings.tls, "reward service")
     gate = HealthGate(settings.tls, "reward")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from prometheus_client import Counter
 
 from forage_common.settings import RewardSettings
+from forage_common.telemetry.log_sampling import LogSampler
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import waiting
 from forage_common.v1 import reward_pb2
@@ -26,7 +27,6 @@ from forage_reward.score import Status, withhold_score
 from forage_reward.serve.canaries import Canary, find_canaries
 from forage_reward.serve.metrics import QUEUE, ScoreTally
 from forage_reward.serve.peer_workers import MIN_SHARED_ITEMS, PeerWorkers
-from forage_reward.serve.sampling import LogSampler
 from forage_reward.serve.shadow import ShadowScorer
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 from forage_reward.wire import to_proto

@@ -17,6 +17,9 @@ from prometheus_client import generate_latest
 
 from forage_common.addresses import bind
 from forage_common.call_guard import CallGuard
+from forage_common.security.grpc_tokens import make_interceptors
+from forage_common.security.tls import make_grpc_server_credentials
+from forage_common.security.tokens import open_token_file
 from forage_common.settings import Settings
 from forage_common.telemetry import tracing
 from forage_common.telemetry.tracing import SpanKind
@@ -155,14 +158,14 @@ class Server:
             self._user.close()
             raise
         self._servicer = RewardServicer(self._scoring, describe_rewards(router.rewards, reward))
-        self._address = reward.grpc_address
+        self._settings = settings
         self._loop = uvloop.new_event_loop()
 
     def listen(self) -> Server:
         """Start to serve; a worker shares its port with its peers.
 
         Raises:
-            UserError: the port is in use.
+            UserError: the port is in use, or a file with a certificate or tokens is wrong.
         """
         threading.Thread(target=self._loop.run_forever, name="serve", daemon=True).start()
         try:
@@ -190,7 +193,7 @@ class Server:
         self._close()
 
     async def _start(self) -> None:
-        server, self._probes = await _start_grpc(self._address, self._servicer, self._peers is not None)
+        server, self._probes = await _start_grpc(self._settings, self._servicer, self._peers is not None)
         self._servers = [server]
         if self._peers is not None:
             self._servers.append(await self._peers.serve(self._scoring))
@@ -201,7 +204,7 @@ class Server:
 
 
 async def _start_grpc(
-    address: str, servicer: RewardServicer, shared: bool
+    settings: Settings, servicer: RewardServicer, shared: bool
 ) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
     options = [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -209,12 +212,15 @@ async def _start_grpc(
         ("grpc.so_reuseport", int(shared)),  # otherwise a second service would share the port unnoticed
         ("grpc.max_connection_age_ms", CONNECTION_AGE_MS),
     ]
-    server = grpc.aio.server(interceptors=(CallGuard(),), options=options, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
+    credentials = make_grpc_server_credentials(settings.tls, "reward")
+    tokens = open_token_file(settings.reward.auth_token_file, "reward.auth_token_file")
+    interceptors = (*make_interceptors(tokens, "reward/grpc"), CallGuard())
+    server = grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
     reward_pb2_grpc.add_RewardServicer_to_server(servicer, server)
     probes = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(probes, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    bind(server, address)
+    bind(server, settings.reward.grpc_address, credentials)
     await server.start()
     for name in ("", SERVICE):
         await probes.set(name, health_pb2.HealthCheckResponse.SERVING)

@@ -8,29 +8,36 @@ import ssl
 import grpc
 import httpx
 
+from forage_common.clients.calls import GRPC_RECONNECT
+from forage_common.clients.reasons import describe_error
 from forage_common.clients.retriever import TOKEN_SETTING
 from forage_common.errors import SettingsError, UnavailableError
+from forage_common.security.channels import open_channel
 from forage_common.security.handshakes import explain_tls
 from forage_common.security.tls import http_scheme, make_client_context
-from forage_common.security.tokens import authorization_metadata
+from forage_common.security.tokens import authorization_metadata, open_token_file
 from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
+from forage_common.v1.reward_pb2 import DescribeRequest
+from forage_common.v1.reward_pb2_grpc import RewardStub
 
 log = get_logger()
 _PROBE_TIMEOUT_S = 2.0
+_REWARD_TOKEN = "reward.auth_token_file"
+_NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 async def watch_services(settings: Settings, health: Health) -> None:
     """Keep `health` current: probe Redis, the retriever and the reward, more often while one is missing."""
     streams = StreamClient(settings.redis, settings.run.id, _PROBE_TIMEOUT_S)
-    async with _open_client(settings) as client:
+    async with _open_client(settings) as client, _open_reward(settings) as reward:
         while True:
             missing = await asyncio.gather(
                 _probe_redis(streams),
                 _probe_retriever(client, settings),
-                _probe_reward(settings),
+                _probe_reward(reward, settings),
             )
             for name, detail in zip(("redis", "retriever", "reward"), missing, strict=True):
                 if detail:
@@ -43,9 +50,9 @@ async def watch_services(settings: Settings, health: Health) -> None:
 async def wait_for_services(settings: Settings) -> None:
     """Return once the retriever and the reward are both ready, however long that takes."""
     logged = None
-    async with _open_client(settings) as client:
+    async with _open_client(settings) as client, _open_reward(settings) as reward:
         while True:
-            missing = await asyncio.gather(_probe_retriever(client, settings), _probe_reward(settings))
+            missing = await asyncio.gather(_probe_retriever(client, settings), _probe_reward(reward, settings))
             if not any(missing):
                 return
             if missing != logged:
@@ -86,11 +93,19 @@ async def _probe_retriever(client: httpx.AsyncClient, settings: Settings) -> str
     return ""
 
 
-async def _probe_reward(settings: Settings) -> str:
+def _open_reward(settings: Settings) -> grpc.aio.Channel:
+    tokens = open_token_file(settings.reward.auth_token_file, _REWARD_TOKEN)
+    return open_channel(settings.reward.grpc_address, settings.tls, GRPC_RECONNECT, tokens)
+
+
+async def _probe_reward(channel: grpc.aio.Channel, settings: Settings) -> str:
+    """Ask as a scorer does: a service that refuses the token of this one is of no use to it."""
     address = settings.reward.grpc_address
-    async with grpc.aio.insecure_channel(address) as channel:
-        try:
-            await asyncio.wait_for(channel.channel_ready(), _PROBE_TIMEOUT_S)  # wait: has a time limit
-        except TimeoutError:
-            return f"no answer at {address}"
+    try:
+        await RewardStub(channel).Describe(DescribeRequest(), timeout=_PROBE_TIMEOUT_S)
+    except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            return f"{address}: {error.details()}: set {_REWARD_TOKEN} to the file that it reads"
+        if error.code() in _NO_ANSWER:
+            return f"no answer at {address} ({describe_error(error)})"
     return ""

@@ -12,7 +12,10 @@ import grpc
 from forage_common.addresses import bind
 from forage_common.call_guard import CallGuard
 from forage_common.errors import UnavailableError
-from forage_common.security.tokens import HEADER, TokenFile
+from forage_common.security.grpc_tokens import make_interceptors
+from forage_common.security.tls import make_grpc_server_credentials
+from forage_common.security.tokens import TokenFile
+from forage_common.settings import TlsSettings
 from forage_common.telemetry import tracing
 from forage_common.telemetry.tracing import Span, SpanKind
 from forage_common.v1.rollout_pb2 import (
@@ -127,40 +130,15 @@ def _trace_call(method: str, prompt: Prompt, context: Any) -> AbstractContextMan
     return tracing.span(f"{SERVICE}/{method}", attributes, kind=SpanKind.SERVER, parent=parent, active=False)
 
 
-class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls without the right token."""
-
-    def __init__(self, token: TokenFile) -> None:
-        self._token = token
-
-    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
-        handler = await continuation(details)
-        header = dict(details.invocation_metadata or ()).get(HEADER, "")
-        if handler is None or (isinstance(header, str) and self._token.accepts(header)):
-            return handler
-
-        async def refuse(request: Any, context: Any) -> NoReturn:
-            detail = f"this service asks for a token: send the metadata '{HEADER}: Bearer …' with the right one"
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, detail)
-            raise AssertionError("unreachable: abort raises")
-
-        async def refuse_stream(request: Any, context: Any) -> AsyncIterator[Any]:
-            await refuse(request, context)
-            yield
-
-        if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(refuse_stream)
-        return grpc.unary_unary_rpc_method_handler(refuse)
-
-
-def make_server(address: str, servicer: RolloutServicer, token: TokenFile | None) -> grpc.aio.Server:
+def make_server(address: str, servicer: RolloutServicer, token: TokenFile | None, tls: TlsSettings) -> grpc.aio.Server:
     """Build a server that is bound but not started.
 
     Raises:
-        UserError: the port is in use.
+        UserError: the port is in use, or a file with a certificate is wrong.
     """
+    credentials = make_grpc_server_credentials(tls, "rollout")
     server = grpc.aio.server(
-        interceptors=(*(() if token is None else (TokenInterceptor(token),)), CallGuard()),
+        interceptors=(*make_interceptors(token, "rollout/grpc"), CallGuard()),
         options=[
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", _MESSAGE_BYTES),
@@ -168,7 +146,7 @@ def make_server(address: str, servicer: RolloutServicer, token: TokenFile | None
         ],
     )
     add_RolloutServicer_to_server(servicer, server)
-    bind(server, address)
+    bind(server, address, credentials)
     return server
 
 

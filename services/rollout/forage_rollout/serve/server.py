@@ -82,7 +82,7 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
     backend, state = ServeBackend(cluster), ServiceState(health)
     REGISTRY.register(state.collector)
     rollout = settings.rollout
-    grpc_server = make_server(rollout.grpc_address, RolloutApi(backend, state, vocabulary), token)
+    grpc_server = make_server(rollout.grpc_address, RolloutApi(backend, state, vocabulary), token, settings.tls)
     protocol, gate = make_protocol(settings.tls, WIRE), HealthGate(settings.tls, "rollout")
     listening = listen(rollout.http_address)
     http_server = _HttpServer(
