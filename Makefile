@@ -6,7 +6,7 @@ UV_RUN := .venvs/uv/bin/uv run --quiet --no-project --python $(PYTHON)
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(UV_RUN) --with-requirements docs/requirements.lock mkdocs
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-long test-compose lint format screenshots console docs docs-serve reference dashboards \
-  chart-schema proto lock audit audit-update pin-images images up down logs bench bench-faiss bench-retriever-start gpu-check simulate chaos soak-reward \
+  chart-schema proto lock audit audit-update pin-images images up down logs bench bench-faiss bench-retriever-start gpu-check simulate chaos fuzz soak-reward \
   version release clean
 
 help: ## list the targets
@@ -114,6 +114,10 @@ simulate: setup ## try seeded schedules of a simulated run: crashes, pauses, los
 chaos: setup ## strike a real run with faults of every kind at random instants (KILLS=200 SEED=0 KINDS=… TRANSPORT=files,delta,direct,s3)
 	@$(PYTHON) scripts/chaos.py $(or $(KILLS),200) --seed $(SEED) $(and $(KINDS),--kinds $(KINDS)) \
 	  $(and $(TRANSPORT),--transports $(TRANSPORT))
+
+fuzz: setup ## send hostile inputs to every wire and reader of files (N=100000 SEED=0 WIRES="reward console" REPLAY=file)
+	@.venvs/console/bin/python scripts/fuzz.py $(if $(REPLAY),--replay '$(REPLAY)',--inputs $(or $(N),100000) --seed $(SEED) \
+	  $(and $(WIRES),--wires '$(WIRES)'))
 
 soak-reward: setup ## run the reward service under full load with faults (MINUTES=5)
 	@.venvs/reward/bin/python benchmarks/reward/soak.py $(or $(MINUTES),5)

@@ -68,23 +68,30 @@ def _guard(handler: Any, method: str) -> Any:
     return make(guarded, _parse_with(handler.request_deserializer), handler.response_serializer)
 
 
+class _MalformedError(Exception):
+    """Ends the requests of a stream."""
+
+
 class _Call:
     def __init__(self, method: str, context: Any) -> None:
         self._method = method
         self._context = context
-        self._abort: BaseException | None = None
+        self._is_malformed = False
 
     async def admit(self, request: Any) -> Any:
         if hasattr(request, "__aiter__"):
             return self._admit_each(request)
         if request is _MALFORMED:
-            await self._refuse()
+            self._is_malformed = True
+            raise _MalformedError
         return request
 
     async def fail(self, error: Exception) -> NoReturn:
         """End the call with the error that ended its handler."""
-        if self._abort is not None:  # of a stream, whose handler may have put it into another exception
-            raise self._abort
+        # Not where the bytes are met: a stream may be read by another task than the one that writes its replies.
+        if self._is_malformed:
+            sentence = f"the bytes are not a message of {self._method}: build it from proto/forage/v1"
+            await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, sentence)
         if isinstance(error, grpc.aio.AbortError):
             raise error
         get_logger().exception("call_failed", method=self._method, exc_info=error)
@@ -94,17 +101,9 @@ class _Call:
     async def _admit_each(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
         async for request in requests:
             if request is _MALFORMED:
-                await self._refuse()
+                self._is_malformed = True
+                raise _MalformedError
             yield request
-
-    async def _refuse(self) -> NoReturn:
-        try:
-            sentence = f"the bytes are not a message of {self._method}: build it from proto/forage/v1"
-            await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, sentence)
-        except BaseException as error:
-            self._abort = error
-            raise
-        raise AssertionError("unreachable: abort raises")
 
 
 def _parse_with(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -33,11 +34,20 @@ class Servicer(reward_pb2_grpc.RewardServicer):
     async def ScoreStream(
         self, requests: AsyncIterator[reward_pb2.ScoreStreamRequest], context: Any
     ) -> AsyncIterator[reward_pb2.ScoreStreamResponse]:
-        try:
-            async for request in requests:
-                yield reward_pb2.ScoreStreamResponse(id=request.id)
-        except grpc.aio.AbortError as error:
-            raise BaseExceptionGroup("as a group of tasks raises it", [error]) from None
+        replies: asyncio.Queue[reward_pb2.ScoreStreamResponse | None] = asyncio.Queue()
+
+        async def read() -> None:  # as the reward service does: another task than the one that writes
+            try:
+                async with asyncio.TaskGroup():
+                    async for request in requests:
+                        replies.put_nowait(reward_pb2.ScoreStreamResponse(id=request.id))
+            finally:
+                replies.put_nowait(None)
+
+        reading = asyncio.create_task(read())
+        while (reply := await replies.get()) is not None:
+            yield reply
+        await reading
 
 
 async def write_replies(requests: AsyncIterator[Any], context: Any) -> None:
@@ -112,6 +122,13 @@ async def test_a_malformed_message_ends_its_stream_after_the_replies_to_those_be
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await replies.read()
     assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_malformed_message_among_many_ends_its_stream_alone(channel: grpc.aio.Channel) -> None:
+    good = reward_pb2.ScoreStreamRequest(id=7).SerializeToString()
+    streams = [call(channel, REWARD + "ScoreStream", *[good] * 40, MALFORMED) for _ in range(50)]
+    assert {code for code, _ in await asyncio.gather(*streams)} == {grpc.StatusCode.INVALID_ARGUMENT}
+    assert (await call(channel, REWARD + "ScoreStream", good, good))[0] is grpc.StatusCode.OK
 
 
 async def test_an_unforeseen_error_is_internal_and_its_text_stays_in_the_log(

@@ -65,6 +65,32 @@ def test_a_file_that_is_no_mapping_is_an_error_that_names_it(tmp_path: Path, tex
         load_settings(file, [], {})
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"\xfe\xff\x00", "unacceptable character"),
+        (b"[" * 3000, "nested too deeply"),
+        (b"run: 2024-13-45\n", "month must be in 1..12"),
+        (b"run: {seed: " + b"9" * 5000 + b"}", "Exceeds the limit"),
+        (b"run: !!timestamp x\n", "a date, number or tag that there is not"),
+        (b"run: !!bool x\n", "a date, number or tag that there is not"),
+    ],
+)
+def test_a_file_that_is_no_yaml_is_an_error_that_names_it(tmp_path: Path, content: bytes, reason: str) -> None:
+    (tmp_path / "wrong.yaml").write_bytes(content)
+    with pytest.raises(SettingsError, match=rf"wrong\.yaml is not YAML: .*{reason}"):
+        load_settings(tmp_path / "wrong.yaml", [], {})
+
+
+def test_a_value_that_is_a_billion_values_is_shown_in_short(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
+    (tmp_path / "wrong.yaml").write_text("\n".join([*lines, "run: {seed: *a9}"]))
+    with pytest.raises(SettingsError) as error:
+        load_settings(tmp_path / "wrong.yaml", [], {})
+    assert len(str(error.value)) < 1000
+
+
 def test_a_missing_file_is_an_error_that_names_it() -> None:
     with pytest.raises(SettingsError, match=r"nowhere\.yaml"):
         settings_from_arguments(["--config", "nowhere.yaml"])

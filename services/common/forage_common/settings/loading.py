@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -19,6 +20,11 @@ ENV_PREFIX = "FORAGE__"
 
 RENAMED = {"rollout.attach": "rollout.use_existing_app"}
 """Old name → new name, both from the root of the tree. An old name is an error that names the new one."""
+
+_shortener = reprlib.Repr()
+"""For values in errors: a few lines of YAML can name one list so often that it would fill the memory."""
+_shortener.maxlevel = 2
+_shortener.maxstring = _shortener.maxother = 200
 
 
 def load_settings(
@@ -69,7 +75,7 @@ def settings_from_arguments(arguments: Sequence[str]) -> Settings:
 
 def _read_file(file: Path) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(file.read_text()) or {}
+        tree = _parse_yaml(file.read_bytes()) or {}
     except OSError as error:
         raise SettingsError(
             f"settings file {file} cannot be read ({error.strerror}): give an existing YAML file"
@@ -83,9 +89,18 @@ def _read_file(file: Path) -> dict[str, Any]:
 
 def _parse_value(text: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return _parse_yaml(text)
     except yaml.YAMLError:
         return text
+
+
+def _parse_yaml(content: str | bytes) -> Any:
+    try:
+        return yaml.safe_load(content)
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
+    except (ValueError, OverflowError, TypeError, AttributeError, KeyError) as error:  # what PyYAML lets pass
+        raise yaml.YAMLError(f"a date, number or tag that there is not ({error})") from None
 
 
 def _set_value(tree: dict[str, Any], path: list[str], value: Any, source: str) -> None:
@@ -113,7 +128,7 @@ def _describe_error(error: ValidationError) -> str:
     if isinstance(first["input"], Mapping):  # a rule between settings, whose sentence names them
         sentence = first["msg"].removeprefix("Value error, ")
         return f"{f'setting {name!r}: ' if name else ''}{sentence}{more}"
-    return redact_text(f"setting '{name}' is {first['input']!r}: {first['msg']}{more}")
+    return redact_text(f"setting '{name}' is {_shortener.repr(first['input'])}: {first['msg']}{more}")
 
 
 def _list_keys(path: Sequence[str]) -> list[str]:

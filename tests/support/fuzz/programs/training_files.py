@@ -1,0 +1,115 @@
+"""Files of checkpoints and policies, and announcements. In the environment of the trainer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from policy_files import Publications
+
+from forage_common.v1.trajectory_pb2 import Policy
+from forage_policies.announcement import list_parts, verify_files
+from forage_policies.cache import PolicyCache
+from forage_policies.delta import patch_files, read_delta, read_positions
+from forage_policies.tensors import open_tensors, read_headers
+from forage_trainer.checkpoints.manifest import read_checkpoint
+from forage_trainer.files import compute_digests
+
+REFUSALS: dict[str, tuple[type[Exception], ...]] = {
+    "announcement": (DecodeError,),
+    "cached": (DecodeError,),
+    "tensors": (ValueError,),
+}
+"""Reader → what it says that it raises, besides the errors of Forage: its callers turn that into one."""
+
+
+def list_good_files(folder: Path) -> Iterator[tuple[str, str, bytes]]:
+    """(reader, name, content) of good files."""
+    checkpoint = _write_checkpoint(folder / "checkpoints")
+    yield "checkpoint", "manifest.json", (checkpoint / "manifest.json").read_bytes()
+    policies, policy = _publish(folder)
+    yield "tensors", "a.safetensors", (policies / "v1/a.safetensors").read_bytes()
+    yield "delta", "delta", (policies / "v2/delta").read_bytes()
+    yield "announcement", "policy", policy.SerializeToString()
+    yield "cached", "policy", policy.SerializeToString()
+
+
+def make_readers(folder: Path) -> dict[str, Callable[[Path, str], Any]]:
+    """The readers by name. Each takes the path of a file, and its name."""
+    checkpoint = _write_checkpoint(folder / "checkpoints")
+    policies, _ = _publish(folder)
+    whole = policies / "v1"
+    before = {file: file.read_bytes() for file in sorted(whole.glob("*.safetensors"))}
+
+    def read_manifest(file: Path, name: str) -> None:
+        (checkpoint / "manifest.json").write_bytes(file.read_bytes())
+        manifest = read_checkpoint(checkpoint)
+        manifest.require_readable_by(1)
+        _ = [(step.step, step.epoch, [group.entry for group in step.groups]) for step in manifest.consumed]
+
+    def read_tensors(file: Path, name: str) -> None:
+        for info in read_headers([file]).values():
+            _ = info.elements * info.width
+        for tensor in open_tensors(file).values():
+            _ = tensor.bits.size
+
+    def read_a_delta(file: Path, name: str) -> None:
+        read_delta(file)
+        read_positions(file)
+        try:
+            patch_files(file, list(before))
+        finally:
+            for target, content in before.items():
+                target.write_bytes(content)
+
+    def read_announcement(file: Path, name: str) -> None:
+        policy = Policy.FromString(file.read_bytes())
+        list_parts(policy)
+        verify_files(policy, whole)
+
+    cache = PolicyCache(folder / "cache", work_limit_s=5.0, readers_limit_s=5.0)
+
+    def read_through_cache(file: Path, name: str) -> None:
+        policy = Policy.FromString(file.read_bytes())
+        # Only folders of this machine: a hostile address is the subject of another check, and would be slow.
+        for part in (policy, *policy.parts):
+            if not part.uri.startswith(str(folder)):
+                part.uri = str(whole)
+        with cache.hold(policy) as held:
+            _ = held.files
+
+    return {
+        "checkpoint": read_manifest,
+        "tensors": read_tensors,
+        "delta": read_a_delta,
+        "announcement": read_announcement,
+        "cached": read_through_cache,
+    }
+
+
+def _publish(folder: Path) -> tuple[Path, Policy]:
+    published = Publications(str(folder / "policies"), folder / "scratch", elements=300)
+    published.publish()
+    return folder / "policies", published.publish()
+
+
+def _write_checkpoint(folder: Path) -> Path:
+    checkpoint = folder / "step_4"
+    (checkpoint / "state").mkdir(parents=True)
+    (checkpoint / "state/model.bin").write_bytes(b"weights")
+    group = {"batch": 4, "position": 0, "attempt": 0, "uid": "w/train/1/0", "entry": "1-0"}
+    tree = {
+        "step": 4,
+        "epoch": 1,
+        "data": "d" * 64,
+        "consumed": [{"step": 4, "epoch": 1, "groups": [group], "dropped": ["w/train/2/0"]}],
+        "figures": {"reward": 0.5, "seconds": {"update": 1.0}},
+        "files": compute_digests(checkpoint / "state"),
+        "world_size": 1,
+        "parts": {"kl": {"beta": 0.1}},
+    }
+    (checkpoint / "manifest.json").write_text(json.dumps(tree))
+    return checkpoint
