@@ -15,7 +15,7 @@ from forage_common.v1.trajectory_pb2 import Policy
 from forage_policies.announcement import PolicyError
 from forage_rollout.deployments.application import build_engine_deployment
 from forage_rollout.deployments.engine import EngineDeployment, RemoteEngine
-from forage_rollout.deployments.replica import broadcast, start_logs
+from forage_rollout.deployments.replica import broadcast, start_process
 from forage_rollout.engine.engine_counts import EngineCounts
 from forage_rollout.engine.leases import Leases
 from forage_rollout.loop.generation import Generation, Request
@@ -68,7 +68,7 @@ class ScriptedDeployment(EngineDeployment):
     """The engine deployment around a scripted engine."""
 
     async def __init__(self) -> None:  # type: ignore[misc]
-        start_logs()
+        start_process()
         self._replica = str(os.getpid())
         self._engine: Any = Scripted()
 
@@ -93,6 +93,7 @@ class CallerDeployment:
     """Calls engines from inside a replica, as agents do."""
 
     def __init__(self, engine: Any) -> None:
+        start_process()
         self._engine = RemoteEngine(engine, releases=True)
         self._handle = engine
 

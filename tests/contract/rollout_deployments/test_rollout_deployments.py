@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from listening import LOOPBACK, list_listening
 from scripted_cluster import REPLICAS
 
 from forage_common.errors import SettingsError
@@ -24,6 +25,13 @@ def test_a_group_goes_to_one_replica_and_groups_to_all(caller: Any) -> None:
     assert [homes[name] for name in names] == served
     assert len(set(served)) == REPLICAS
     assert caller.many.remote(names, 5).result(timeout_s=200) == served, "later turns find the same replica"
+
+
+def test_no_process_of_a_local_ray_listens_for_other_machines(caller: Any) -> None:
+    caller.many.remote(["group"], 1).result(timeout_s=200)  # replicas open their ports before they answer
+    found = list_listening(os.getpid())
+    assert sum("ServeReplica" in name for names in found.values() for name in names) > REPLICAS
+    assert set(found) <= LOOPBACK, found
 
 
 def test_excess_load_of_one_replica_goes_to_others(caller: Any) -> None:

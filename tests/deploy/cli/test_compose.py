@@ -30,6 +30,7 @@ from forage_common.addresses import split_address
 from forage_common.settings import Settings, load_settings
 
 PROMETHEUS = REPOSITORY / "deploy/prometheus/prometheus.yml"
+PROMETHEUS_TLS = REPOSITORY / "deploy/prometheus/prometheus-tls.yml"
 PROVISIONING = REPOSITORY / "deploy/grafana/provisioning"
 SETTINGS = "/etc/forage/settings.yaml"
 SCRIPT = REPOSITORY / "scripts/compose.sh"
@@ -317,8 +318,9 @@ def test_the_environment_selects_another_recipe() -> None:
     assert resolved["configs"]["recipe"]["file"] == str(REPOSITORY / "configs/countdown_tiny.yaml")
 
 
-def test_prometheus_scrapes_every_component_under_its_name_in_the_chart(stack: Object) -> None:
-    scraped = yaml.safe_load(PROMETHEUS.read_text())["scrape_configs"]
+@pytest.mark.parametrize("file", [PROMETHEUS, PROMETHEUS_TLS])
+def test_prometheus_scrapes_every_component_under_its_name_in_the_chart(stack: Object, file: Path) -> None:
+    scraped = yaml.safe_load(file.read_text())["scrape_configs"]
     reachable = list_reachable(stack, stack["services"]["prometheus"])
     assert {job["job_name"] for job in scraped} == {*METRICS_ADDRESSES, "redis"}
     ports = list_addresses(Settings(), list(Program)[1:])
@@ -347,6 +349,23 @@ def test_prometheus_accepts_its_configuration_and_finds_all_rule_files(stack: Ob
     )
     assert ended.returncode == 0, ended.stderr
     assert f"{len(list((REPOSITORY / 'deploy/prometheus/rules').glob('*.yaml')))} rule files found" in ended.stdout
+
+
+def test_with_tls_prometheus_differs_only_in_how_it_speaks_to_the_services() -> None:
+    plain, secure = (yaml.safe_load(file.read_text()) for file in (PROMETHEUS, PROMETHEUS_TLS))
+    for job in secure["scrape_configs"]:
+        if job["job_name"] == "redis":
+            continue
+        assert job.pop("scheme") == "https"
+        tls = job.pop("tls_config")
+        assert tls.pop("server_name") == job["job_name"], "targets are addresses, certificates are for names"
+        folder = "/etc/prometheus/tls"
+        assert tls == {
+            "ca_file": f"{folder}/ca.pem",
+            "cert_file": f"{folder}/prometheus.pem",
+            "key_file": f"{folder}/prometheus.key",
+        }
+    assert plain == secure
 
 
 def test_grafana_shows_nothing_without_a_login(stack: Object) -> None:

@@ -168,9 +168,10 @@ def test_the_health_check_calls_the_address_of_the_service(image: str) -> None:
         assert check == "NONE"
         return
     command = json.loads(check.partition("CMD ")[2])
-    assert command[:2] == ["python", "-c"]
-    [variable] = re.findall(r"FORAGE__\w+", command[2])
+    assert command[:2] == ["python", "services/healthcheck.py"]
+    variable, path = command[2:]
     assert variable in read_environment(image)
+    assert path in ("/healthz", "/readyz")
 
 
 @pytest.mark.parametrize("image", [image for image in SERVICES if image != "cli"])

@@ -17,6 +17,7 @@ import grpc
 import httpx
 import openai
 import pytest
+from listening import LOOPBACK, list_listening
 from rollout_parts import ADDRESSES, Services, build_prompt, get, list_waiting, publish, wait_until, write_small_corpus
 
 from forage_common.security.tokens import authorization_metadata
@@ -81,6 +82,10 @@ def test_the_endpoints_of_a_real_service(
         assert httpx.get(f"http://{addresses['rollout.http_address']}/v1/models").status_code == 401
         status = stub.GetStatus(GetStatusRequest(), timeout=10, metadata=metadata)
         assert (status.serving, status.engines, status.paused) == (first, 1, False)
+
+        # Ray, Serve and vLLM have ports of their own; none is for other machines.
+        listening = list_listening(service.pid)
+        assert set(listening) <= LOOPBACK, listening
 
         # What is streamed is what the group holds; and the same seed gives the same tokens.
         events = list(stub.RunStream(RunStreamRequest(prompt=build_prompt(1, 0, 0)), timeout=60, metadata=metadata))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -207,6 +209,25 @@ def test_a_flood_of_refusals_is_a_line_a_second() -> None:
     assert limit.count_unlogged("reward/grpc", Refusal.WRONG_TOKEN) == 0
     now[0] += LOG_PERIOD_S
     assert limit.count_unlogged("reward/grpc", Refusal.NO_TOKEN) == 999
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+def test_the_health_check_of_the_images_needs_no_certificate(
+    issuer: Issuer, free_address: Callable[[], str], repository: Path, is_on: bool
+) -> None:
+    address = free_address()
+    command = [sys.executable, str(repository / "services/healthcheck.py"), "FORAGE__REWARD__HEALTH_ADDRESS"]
+    environment = {"FORAGE__REWARD__HEALTH_ADDRESS": f"0.0.0.0:{address.rpartition(':')[2]}"}
+    environment |= {"FORAGE__TLS__CA": str(issuer.ca)} if is_on else {}
+    tls = make_tls(issuer, require_client_cert=True) if is_on else TlsSettings()
+
+    def run(path: str) -> int:
+        return subprocess.run([*command, path], env=environment, capture_output=True, timeout=30).returncode
+
+    with serving(address, tls):
+        assert run("/readyz") == 0
+        assert run("/nothing") != 0
+    assert run("/readyz") != 0
 
 
 def test_other_failures_are_not_explained_as_tls() -> None:

@@ -16,7 +16,7 @@ from forage_common.v1.rollout_pb2 import RunStreamResponse
 from forage_common.v1.trajectory_pb2 import Prompt
 from forage_rollout.agent import Agent
 from forage_rollout.deployments.engine import RemoteEngine
-from forage_rollout.deployments.replica import CheckPace, build_process_name, call_replica, start_logs
+from forage_rollout.deployments.replica import CheckPace, build_process_name, call_replica, start_process
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.metrics import Snapshot, VersionTokens, read_call_counts, read_span_counts, to_counts
 
@@ -25,7 +25,7 @@ class AgentDeployment:
     """Runs prompts that arrive as bytes with one `Agent`."""
 
     def __init__(self, settings_json: str, engine: DeploymentHandle) -> None:
-        start_logs()
+        start_process()
         self._settings = Settings.model_validate_json(settings_json)
         tracing.start(self._settings, "rollout")
         self._replica = build_process_name()

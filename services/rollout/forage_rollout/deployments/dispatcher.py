@@ -17,7 +17,7 @@ from forage_common.v1.trajectory_pb2 import Prompt, Replica, TrajectoryGroup
 from forage_rollout.background import supervise
 from forage_rollout.backpressure import REASONS
 from forage_rollout.deployments.readiness import wait_for_services
-from forage_rollout.deployments.replica import REDIS_TIMEOUT_S, CheckPace, broadcast, build_process_name, start_logs
+from forage_rollout.deployments.replica import REDIS_TIMEOUT_S, CheckPace, broadcast, build_process_name, start_process
 from forage_rollout.dispatcher import Dispatcher
 from forage_rollout.metrics import Snapshot, read_span_counts, to_counts
 
@@ -26,7 +26,7 @@ class DispatcherDeployment:
     """Gives the dispatcher agents and engines to call through Serve."""
 
     def __init__(self, settings_json: str, agent: DeploymentHandle, engine: DeploymentHandle) -> None:
-        start_logs()
+        start_process()
         settings = Settings.model_validate_json(settings_json)
         tracing.start(settings, "rollout")
         self._agents = agent

@@ -30,7 +30,7 @@ from forage_rollout.deployments.replica import (
     broadcast,
     build_process_name,
     call_replica,
-    start_logs,
+    start_process,
 )
 from forage_rollout.deployments.routing import OUT_OF_SERVICE
 from forage_rollout.deployments.shifts import Shifts
@@ -54,7 +54,7 @@ class EngineDeployment:
 
     async def __init__(self, settings_json: str) -> None:  # type: ignore[misc]  # Serve awaits it
         """Return once the announced policy is served, so that a new replica never samples under an older one."""
-        start_logs()
+        start_process()
         settings = Settings.model_validate_json(settings_json)
         self._replica = build_process_name()
         self._check_pace = CheckPace()

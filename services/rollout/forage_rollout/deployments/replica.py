@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import ipaddress
 import socket
 import time
 import uuid
 from collections.abc import Callable
 from typing import Any
 
+import ray
 from ray.exceptions import RayActorError
+from ray.serve._private import replica as serve_replica
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
@@ -24,11 +27,28 @@ _POLL_INTERVAL_S = 0.1
 REDIS_TIMEOUT_S = 4.0
 
 
-def start_logs() -> None:
-    """Send this replica's log, and on a signal its stacks, to the main process or the folder of stacks."""
+def start_process() -> None:
+    """Send this replica's log, and on a signal its stacks, to the main process or the folder of stacks.
+
+    In a Ray on loopback its port is on loopback, too.
+    """
     redirect_stderr()
     configure_logs("rollout")
     write_stacks_on_signal()
+    _stay_on_loopback()
+
+
+def _stay_on_loopback() -> None:
+    """Let Serve open the port of this replica on its node's address: it would on all, and no setting changes this."""
+    host = ray.util.get_node_ip_address()
+    if not ipaddress.ip_address(host).is_loopback:
+        return  # other nodes call it; who may is a matter of Ray's token, its TLS and the network policy
+    open_port = serve_replica.add_port_to_grpc_server
+
+    def open_on_node(server: Any, address: str) -> Any:
+        return open_port(server, f"{host}:{address.rpartition(':')[2]}")
+
+    serve_replica.add_port_to_grpc_server = open_on_node
 
 
 def build_process_name() -> str:
