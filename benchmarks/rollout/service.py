@@ -21,6 +21,7 @@ from forage_cli.local.serving import publish, wait_until_ready
 from forage_cli.local.stack import Program, Stack
 from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
+from forage_common.streams.users import Role
 from forage_common.v1 import trajectory_pb2 as pb
 
 RUNNING = (Program.REDIS, Program.REWARD, Program.ROLLOUT)
@@ -128,6 +129,7 @@ def start_rollout_service(settings: Settings, spinner: Status) -> Iterator[Servi
     stack = Stack(settings, RUNNING)
     stack.start()
     try:
+        settings = stack.log_in(Role.TRAINER)
         StreamClient(settings.redis, settings.run.id).create_groups()
         publish(settings, settings.model.path)
         wait_until_ready(stack, spinner)

@@ -36,6 +36,7 @@ from service import free_base_port
 
 from forage_cli.local.stack import Program, Stack, find_interpreter, repository, shift_ports
 from forage_common.settings import load_settings
+from forage_common.streams.users import Role
 
 HERE = Path(__file__).resolve().parent
 GROUPS = 16
@@ -101,6 +102,8 @@ def measure_publishing(rounds: int, folder: Path, spinner: Status, console: Cons
     stack.start()
     result = []
     try:
+        login = stack.log_in(Role.TRAINER).redis
+        overrides += [f"redis.username={login.username}", f"redis.password_file={login.password_file}"]
         for line in in_trainer("publishing.py", str(rounds), *overrides, log=folder / "publishing.log"):
             result.append(line)
             spinner.update(f"publishing: {len(result)} of {rounds} rounds are done")

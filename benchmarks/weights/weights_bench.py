@@ -43,6 +43,7 @@ from forage_cli.local.smollm2 import convert_gguf, fetch_gguf
 from forage_cli.local.stack import Program, Stack, find_interpreter, repository, shift_ports
 from forage_common.settings import Settings, load_settings
 from forage_common.streams.client import StreamClient
+from forage_common.streams.users import Role
 from forage_common.v1.trajectory_pb2 import Policy
 
 HERE = Path(__file__).resolve().parent
@@ -308,6 +309,9 @@ def main() -> None:
         services = Stack(settings, RUNNING)
         services.start()
         stack.callback(services.stop)
+        settings = services.log_in(Role.TRAINER)
+        login = settings.redis
+        overrides += [f"redis.username={login.username}", f"redis.password_file={login.password_file}"]
         spinner.update("starting the trainer's worker")
         sender = stack.enter_context(start_sender(overrides, folder / "logs/sender.log"))
         bench = Bench(settings, sender)

@@ -16,6 +16,7 @@ from forage_cli.commands import (
     model,
     plan,
     probe,
+    redis_server,
     rollout,
     runs,
     start,
@@ -66,6 +67,7 @@ app.add_typer(config.app, name="config")
 app.add_typer(data.app, name="data")
 app.add_typer(eval.app, name="eval")
 app.add_typer(model.app, name="model")
+app.add_typer(redis_server.app, name="redis")
 app.add_typer(rollout.app, name="rollout")
 
 

@@ -188,6 +188,20 @@ def test_files_of_secrets_are_those_of_the_console(run: Path, settings: dict[str
     assert (found.rollout.auth_token_file, found.redis.password_file) == (Path("/etc/token"), Path("/etc/password"))
 
 
+def test_a_server_of_the_run_alone_is_asked_with_the_consoles_user(run: Path, settings: dict[str, Any]) -> None:
+    file = run / "redis/passwords/forage-console"
+    file.parent.mkdir(parents=True)
+    file.write_text("word\n")
+    settings["redis"] |= {"username": "forage-cli", "password_file": str(file.with_name("forage-cli"))}
+    (run / "settings.yaml").write_text(yaml.safe_dump(settings))
+    for overrides in ([], ["redis.url=redis://127.0.0.1:1/0", "redis.password_file=/of/another/run"]):
+        found = load_run_settings(UPath(run), load_settings(None, overrides, {})).redis
+        assert (found.username, found.password_file) == ("forage-console", file)
+    same = ["redis.username=me", "redis.password_file=/etc/password", f"redis.url={settings['redis']['url']}"]
+    found = load_run_settings(UPath(run), load_settings(None, same, {})).redis
+    assert (found.username, found.password_file) == ("me", Path("/etc/password"))
+
+
 @pytest.mark.parametrize("text", ["", "[1]", "run: {id: [}", "run: {id: 'a b'}", "redis: {url: 7}", "\x00"])
 def test_broken_settings_are_a_sentence(run: Path, text: str) -> None:
     (run / "settings.yaml").write_text(text)

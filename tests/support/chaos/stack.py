@@ -75,6 +75,16 @@ class Steps:
                 self.times[step] = reported
 
 
+class _Administrator(redis.CredentialProvider):
+    """The administrator of the run's server, whose password the run makes when it starts."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def get_credentials(self) -> tuple[str, str]:
+        return "forage-admin", self._file.read_text().strip() if self._file.exists() else "not made yet"
+
+
 @dataclass
 class Stack:
     """One run: its command, restarted with `--resume`, and its folder.
@@ -96,7 +106,11 @@ class Stack:
         self.run.mkdir(parents=True, exist_ok=True)
         self.steps = Steps(self.run / "metrics.jsonl")
         self.redis = redis.Redis(
-            port=self.base_port, socket_timeout=_PROBE_S, socket_connect_timeout=_PROBE_S, retry=None
+            port=self.base_port,
+            credential_provider=_Administrator(self.run / "redis/passwords/forage-admin"),
+            socket_timeout=_PROBE_S,
+            socket_connect_timeout=_PROBE_S,
+            retry=None,
         )
 
     @property

@@ -10,7 +10,7 @@ import pyarrow.parquet as parquet
 import pytest
 import redis
 
-from forage_cli.local.redis_memory import check_redis
+from forage_cli.local.redis.memory import check_redis
 from forage_cli.planning.streams import estimate_stream_memory
 from forage_common.settings import RedisSettings, Settings, load_settings
 from forage_common.streams.client import StreamClient

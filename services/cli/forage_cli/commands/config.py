@@ -91,7 +91,7 @@ def check(overrides: Overrides = None, config: Config = None) -> None:
     from forage_cli.local.environments import find_environment_problems
     from forage_cli.local.gpus import find_plan_problems
     from forage_cli.local.preflight import check_files
-    from forage_cli.local.redis_memory import check_redis
+    from forage_cli.local.redis.memory import check_redis
     from forage_cli.planning.streams import estimate_stream_memory
     from forage_common.settings import load_settings
 

@@ -44,7 +44,8 @@ def doctor(config: Config = None, base_port: BasePort = None) -> None:
 
 def run_checks(config: Path | None, base_port: int | None) -> Iterator[Check]:
     """Check everything that a local run needs, one thing at a time."""
-    from forage_cli.local import console, demo, nvidia, preflight, redis_memory, stack
+    from forage_cli.local import console, demo, nvidia, preflight, stack
+    from forage_cli.local.redis.memory import check_redis
     from forage_cli.planning.streams import estimate_stream_memory, format_bytes
     from forage_common.files.model_folder import check_model_folder
     from forage_common.settings import load_settings
@@ -85,7 +86,7 @@ def run_checks(config: Path | None, base_port: int | None) -> Iterator[Check]:
         yield Check("settings", "invalid", str(error))
         return
     groups = estimate_stream_memory(settings)
-    fix = "; ".join(redis_memory.check_redis(settings))
+    fix = "; ".join(check_redis(settings))
     yield Check("redis memory", f"up to {format_bytes(groups.maxmemory)}", fix, fatal=False)
     yield _run_check("model", str(settings.model.path), check_model_folder, settings.model.path)
     for name, address in stack.list_addresses(settings, stack.TRAINING).items():

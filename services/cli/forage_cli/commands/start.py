@@ -81,6 +81,7 @@ def up(
     if console:
         programs = add_console(settings, programs, output)
     stack = build_stack(settings, programs, output)
+    settings = stack.settings
     with interrupt_on_signals():
         try:
             stack.start()

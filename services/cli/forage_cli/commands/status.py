@@ -30,7 +30,7 @@ def status(
     from forage_cli.local.inspection import inspect_run
     from forage_cli.local.stack import STACKS, Program, shift_ports
     from forage_common.clients.health import describe_replica, list_health_urls
-    from forage_common.errors import UnavailableError
+    from forage_common.errors import SettingsError, UnavailableError
     from forage_common.settings import load_settings
     from forage_common.streams.client import StreamClient
 
@@ -40,12 +40,12 @@ def status(
 
     def read_streams() -> None:
         quick = settings.redis.model_copy(update={"timeout_s": 1.0})
-        client = StreamClient(quick, settings.run.id, patience_s=2)
         try:
+            client = StreamClient(quick, settings.run.id, patience_s=2)
             policy = client.read_policy()
             replicas = client.read_replicas() if policy is not None else {}
             prompts, groups = client.count_backlog(client.prompts), client.count_backlog(client.trajectories)
-        except UnavailableError:
+        except (UnavailableError, SettingsError):  # the table says so
             return
         if policy is not None:
             lines.append(f"policy v{policy.version} (epoch {policy.epoch}) {redact_url(policy.uri)}")

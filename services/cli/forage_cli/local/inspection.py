@@ -14,7 +14,7 @@ from forage_cli.local.family import RunProcess, list_processes
 from forage_cli.local.stack import RECORD, Program, list_addresses
 from forage_common.addresses import split_address
 from forage_common.clients.health import ANSWER_S, ServiceHealth, ask_service, list_health_urls, open_client
-from forage_common.errors import UnavailableError
+from forage_common.errors import SettingsError, UnavailableError
 from forage_common.security.handshakes import explain_tls
 from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
@@ -106,5 +106,7 @@ def _ask_redis(settings: Settings) -> Inspection:
         # A server that does not listen is down; one that listens and gives no answer, or refuses, is there.
         if "refused" in str(error):
             return Inspection()
+        return Inspection("silent", notes={"redis": str(error)})
+    except SettingsError as error:
         return Inspection("silent", notes={"redis": str(error)})
     return Inspection("ready")

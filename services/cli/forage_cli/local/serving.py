@@ -109,6 +109,7 @@ def ensure_services(
         end_earlier_stack(settings)
         preflight.check_all(settings, programs)
     stack = build_stack(settings, programs, console)
+    settings = stack.settings
     with interrupt_on_signals():
         try:
             stack.start()

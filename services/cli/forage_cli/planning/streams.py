@@ -10,7 +10,7 @@ from forage_common.settings import Settings
 # Bytes of a token in a group, measured (tests/unit/cli/test_redis_memory.py): its id, log-probability, mask, turn and
 # text. The text of an observation is there twice, as tokens and as documents.
 _PROMPT, _GENERATED, _OBSERVED = 7.5, 13.5, 27.5
-_TRAJECTORY = 1000
+_TRAJECTORY = 1200
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from forage_common.addresses import split_address
 from forage_common.errors import ForageError, SettingsError, UnavailableError
 from forage_common.security.tokens import TokenFile, read_token
 from forage_common.settings import RedisSettings
-from forage_common.streams.functions import build_library, name_function
+from forage_common.streams.functions import build_facts, build_library, name_function
 
 _MEBI = 2**20
 # The answers that mean "not now": what they say about the server, and what ends them.
@@ -118,6 +118,17 @@ def load_functions(client: redis.Redis, where: str) -> bool:
             raise
         return False
     return True
+
+
+def save_facts(client: redis.Redis) -> dict[str, str]:
+    """Leave in a server what its users may not ask (CONFIG GET), as functions that return it; see `functions.FACTS`.
+
+    Raises:
+        redis.RedisError: this user may not.
+    """
+    facts = {name: str(client.config_get(name)[name]) for name in ("appendfsync",)}
+    client.function_load(build_facts(facts).code, replace=True)
+    return facts
 
 
 def _describe_server(settings: RedisSettings, patience_s: float) -> tuple[str, str, dict[str, Any]]:

@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from forage_common.streams.functions import list_commands
 
@@ -131,6 +132,11 @@ def hash_password(password: str) -> str:
 def name_user(role: Role, prefix: str = "forage") -> str:
     """The name of a role's user: `forage-trainer`."""
     return f"{prefix}-{role}"
+
+
+def find_password_file(run_folder: Path, role: Role) -> Path:
+    """Where the password of a role is, for the server that `forage demo` and `forage up` start with a run."""
+    return run_folder / "redis" / "passwords" / name_user(role)
 
 
 def list_rules(role: Role, run: str | None = None) -> list[str]:

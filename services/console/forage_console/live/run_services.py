@@ -15,6 +15,7 @@ from forage_common.clients.calls import RefusedError
 from forage_common.errors import ForageError
 from forage_common.settings import RedisSettings, Settings, TlsSettings, check_settings
 from forage_common.streams.client import StreamClient
+from forage_common.streams.users import Role, find_password_file, name_user
 from forage_console.security.addresses import is_loopback
 
 RECORD = "processes.json"
@@ -68,7 +69,11 @@ def load_run_settings(folder: UPath, own: Settings) -> Settings:
             raise _make_error(folder, f"{section}.{name}", address)
     if settings.redis.url != own.redis.url and not is_local_url(settings.redis.url):
         raise _make_error(folder, "redis.url", urlsplit(settings.redis.url).hostname or "another machine")
-    redis = {name: value for name, value in own.redis if name.endswith("_file") and value is not None}
+    redis: dict[str, Any] = {n: value for n, value in own.redis if n.endswith("_file") and value is not None}
+    if redis.get("password_file") and settings.redis.url == own.redis.url:
+        redis["username"] = own.redis.username
+    elif isinstance(folder, Path) and (file := find_password_file(folder.absolute(), Role.CONSOLE)).is_file():
+        redis |= {"username": name_user(Role.CONSOLE), "password_file": file}  # of the server that is the run's alone
     services = {
         name: section.model_copy(update={"auth_token_file": mine.auth_token_file or section.auth_token_file})
         for name in ("retriever", "reward", "rollout")

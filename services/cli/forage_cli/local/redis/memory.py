@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from forage_cli.local.redis.users import find_login
 from forage_cli.planning.streams import estimate_stream_memory, format_bytes, format_maxmemory
 from forage_common.errors import SettingsError, UnavailableError
 from forage_common.settings import Settings
@@ -16,7 +17,7 @@ def check_redis(settings: Settings) -> list[str]:
     memory = estimate_stream_memory(settings)
     limit, maxmemory, problems = settings.redis.max_stream_bytes, 0, []
     try:
-        section = settings.redis.model_copy(update={"timeout_s": min(_PROBE_S, settings.redis.timeout_s)})
+        section = find_login(settings).redis.model_copy(update={"timeout_s": min(_PROBE_S, settings.redis.timeout_s)})
         client = StreamClient(section, settings.run.id, patience_s=1)
         problems = [f"Redis can lose what it has acknowledged: {text}" for text in check_durability(client, section)]
         limit, maxmemory = client.read_byte_limit(), int(client.read_server("memory")["maxmemory"])
