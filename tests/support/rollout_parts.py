@@ -91,7 +91,7 @@ def wait_until(true: Callable[[], Any], timeout_s: float = START_S) -> None:
 
 
 def publish(streams: StreamClient, model: Path, runs: Path, version: int, epoch: int) -> Policy:
-    folder = runs / f"policies/v{version}-e{epoch}"
+    folder = runs / f"e2e/policies/v{version}-e{epoch}"
     shutil.copytree(model, folder)
     digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     policy = Policy(version=version, epoch=epoch, uri=str(folder), digest=digest)

@@ -19,6 +19,7 @@ from forage_cli.commands import (
     redis_server,
     rollout,
     runs,
+    security,
     start,
     status,
     trajectories,
@@ -69,6 +70,7 @@ app.add_typer(eval.app, name="eval")
 app.add_typer(model.app, name="model")
 app.add_typer(redis_server.app, name="redis")
 app.add_typer(rollout.app, name="rollout")
+app.add_typer(security.app, name="security")
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
 from forage_policies.digests import compute_content, is_digest, verify_digest
 from forage_policies.parallel import map_parallel
 
+_LONGEST = 500
 READERS = 8
 """Files of a policy that are read or hashed at once: one file does not use all of a network's or a disk's bandwidth."""
 
@@ -22,7 +23,8 @@ class PolicyError(ForageError):
 
 def describe_policy(policy: Policy) -> str:
     """Describe the policy as error messages name it."""
-    return f"policy version {policy.version} of epoch {policy.epoch} at {policy.uri or 'no address'}"
+    uri = policy.uri if policy.uri.isprintable() and len(policy.uri) <= _LONGEST else ascii(policy.uri[:_LONGEST])
+    return f"policy version {policy.version} of epoch {policy.epoch} at {uri or 'no address'}"
 
 
 def list_files(policy: Policy) -> dict[str, PolicyFile]:

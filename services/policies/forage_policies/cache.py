@@ -100,6 +100,7 @@ class PolicyCache:
         receive: another way than storage to files of a policy, `receive(policy, files, folder)`, tried first where the
             announcement names a direct sender; it raises a `ForageError` if it fails.
         offer: told each policy that is held, and its files, which lose their names before they are patched.
+        check: called with each policy before anything of it is read; raises `PolicyError` where it may not be.
 
     Attributes:
         received: folders whose files came that other way.
@@ -113,10 +114,11 @@ class PolicyCache:
         readers_limit_s: float = READERS_LIMIT_S,
         receive: Receive | None = None,
         offer: Callable[[Policy, Held], None] | None = None,
+        check: Callable[[Policy], None] = lambda policy: None,
     ) -> None:
         self.received = self.fallbacks = 0
         self._folder = folder
-        self._receive, self._offer = receive, offer
+        self._receive, self._offer, self._check = receive, offer, check
         self._work_limit_s = work_limit_s
         self._readers_limit_s = readers_limit_s
 
@@ -128,9 +130,11 @@ class PolicyCache:
         holds no policy while asking for the next one.
 
         Raises:
-            PolicyError: its files cannot be fetched, or differ from the announcement; or there is no room for them.
+            PolicyError: it may not be read, its files cannot be fetched, or differ from the announcement; or there is
+                no room for them.
         """
         parts = list_parts(policy)
+        self._check(policy)
         with contextlib.ExitStack() as stack:
             try:
                 is_sent = self._receive is not None and policy.HasField("direct")

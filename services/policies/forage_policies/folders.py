@@ -18,7 +18,8 @@ from forage_policies.announcement import PolicyError, list_parts, verify_files
 from forage_policies.delta import DeltaError, patch_files
 from forage_policies.tensors import SUFFIX
 
-DESCRIPTION = "policy.json"
+DESCRIPTION, SIGNED = "policy.json", "signed.json"
+_WHOLE = "whole-"
 
 
 def write_description(folder: Path, policy: Policy) -> None:
@@ -51,9 +52,22 @@ def name_folder(uri: str) -> str:
     return uri.rstrip("/").rpartition("/")[2]
 
 
+def _find_part(folder: Path, uri: str) -> Path:
+    """The folder of a part, beside the one that lists it."""
+    name = name_folder(uri)
+    if not name or name.startswith(".") or not name.isprintable():
+        raise DataError(f"{folder / DESCRIPTION} names the part {uri[:200]!r}: expected the name of a folder beside it")
+    return folder.with_name(name)
+
+
 def name_whole(folder: Path) -> Path:
     """The folder beside one with a delta that `open_whole` makes of it."""
-    return folder.with_name(f"whole-{folder.name}")
+    return folder.with_name(f"{_WHOLE}{folder.name}")
+
+
+def strip_whole(folder: Path) -> Path:
+    """The folder with a delta that one of `name_whole` belongs to; any other stays as it is."""
+    return folder.with_name(folder.name.removeprefix(_WHOLE))
 
 
 def open_whole(folder: Path) -> Path:
@@ -80,7 +94,7 @@ def make_whole(folder: Path, target: Path) -> None:
     policy = describe_folder(folder)
     if policy is None:
         raise DataError(f"{folder} holds no delta: it has no {DESCRIPTION}")
-    places = [(folder.with_name(name_folder(part.uri)), part.files) for part in list_parts(policy)]
+    places = [(_find_part(folder, part.uri), part.files) for part in list_parts(policy)]
     partial = durable.name_partial(target)
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -93,7 +107,7 @@ def make_whole(folder: Path, target: Path) -> None:
                 )
             verify_files(policy, place, files)
         with durable.detect_full_disk(target):
-            shutil.copytree(places[0][0], partial)
+            shutil.copytree(places[0][0], partial, ignore=shutil.ignore_patterns(SIGNED))
             weights = sorted(partial.glob(f"*{SUFFIX}"))
             for place, files in places[1:]:
                 for name in files:

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from forage_common.command import run_command
-from forage_common.settings import PublishSettings
+from forage_common.security.signatures import RunSignatures
+from forage_common.settings import PublishSettings, SecuritySettings
 from forage_common.telemetry.logs import configure_logs
 from forage_common.text.console import TextConsole
 
@@ -43,6 +44,10 @@ def export_checkpoint(
     shard_bytes: Annotated[int, typer.Option("--shard-bytes", min=1, help="Largest file of weights.")] = (
         PublishSettings().shard_bytes
     ),
+    verify_key: Annotated[
+        Path | None,
+        typer.Option("--verify-key", help="Only a checkpoint that one of the public keys of this file has signed."),
+    ] = None,
 ) -> None:
     """Write a checkpoint's policy as a Hugging Face folder, which transformers and vLLM load."""
     import torch
@@ -52,7 +57,13 @@ def export_checkpoint(
     # Reading shards outside a process group makes torch warn that nothing can be compiled; nothing is compiled here.
     logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
     checkpoint = find_checkpoint(source, best)
-    files = export_policy(checkpoint, out, torch.bfloat16 if dtype is Precision.BF16 else torch.float32, shard_bytes)
+    signatures = None
+    if verify_key is not None:
+        # A run's folder has its name, and a checkpoint is two levels below.
+        run = checkpoint.resolve().parents[1].name
+        signatures = RunSignatures(SecuritySettings(require_signed=True, verify_key_file=verify_key), run)
+    precision = torch.bfloat16 if dtype is Precision.BF16 else torch.float32
+    files = export_policy(checkpoint, out, precision, shard_bytes, signatures)
     size = sum(file.bytes for file in files)
     TextConsole().print(
         f"{out}: {checkpoint.name} as {dtype.value}, {len(files)} file(s) of weights, {size / 1e6:.1f} MB"

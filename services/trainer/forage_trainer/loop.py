@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from forage_common.errors import DiskFullError, UnavailableError
+from forage_common.security.signatures import RunSignatures
 from forage_common.settings import AdvantageEstimator, Settings
 from forage_common.stop import Stop
 from forage_common.streams.client import StreamClient
@@ -46,7 +47,6 @@ from forage_trainer.validation.evaluation import Validation
 from forage_trainer.validation.probe import ValidationProbe
 from forage_trainer.validation.schedule import Validations
 from forage_trainer.waiting import RedisRetry
-from forage_trainer.weights.direct_sender import open_sender
 from forage_trainer.weights.dtype import copy_weights
 from forage_trainer.weights.model_files import Adapter
 from forage_trainer.weights.policy_store import PolicyStore
@@ -81,13 +81,13 @@ class TrainingLoop:
         self._data_digest = train.digest
         self._total = trainer.total_training_steps
         self._state, self._metrics_file, self._events = StateFile(folder), MetricsFile(folder), EventLog(folder)
-        checkpoints = folder / "checkpoints"
-        self._checkpoints = Checkpoints(checkpoints, trainer.max_ckpt_to_keep, worker.parameters, worker.world_size)
+        checkpoints, kept = folder / "checkpoints", trainer.max_ckpt_to_keep
+        signatures = RunSignatures(settings.security, settings.run.id)
+        self._checkpoints = Checkpoints(checkpoints, kept, worker.parameters, worker.world_size, signatures=signatures)
         self._uploader = Uploader(checkpoints, trainer.upload_url, settings.run.id) if trainer.upload_url else None
         self._guards = Guards(trainer.guards)
         self._policies = PolicyStore(folder / "policies", trainer.publish.uri, settings.run.id, self._retry.storage)
-        sender, model = open_sender(settings), settings.model.path
-        self._publisher = Publisher(self._policies, model, streams, trainer.publish, self._retry, sender)
+        self._publisher = Publisher.open(settings, self._policies, streams, self._retry, signatures)
         # What probes sample must be announced before the step that probes.
         probes = trainer.probe.freq or trainer.algorithm.probe_penalty.coef
         self._overlaps = trainer.max_staleness > 0 and not probes

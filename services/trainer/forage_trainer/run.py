@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from forage_common.errors import DiskFullError, FencedError, ForageError, UserError
 from forage_common.files.model_folder import check_model_folder
+from forage_common.security.audit import record_act
 from forage_common.security.health_gate import HealthGate
+from forage_common.security.signatures import RunSignatures
 from forage_common.security.tls import check_server
 from forage_common.settings import AdvantageEstimator, Settings
 from forage_common.stop import Stop, Stopped
@@ -80,6 +82,7 @@ def run_leader(settings: Settings, stop: Stop) -> int:
     health = Health()
     check_server(settings.tls, "trainer")
     check_settings(settings)
+    RunSignatures(settings.security, settings.run.id).require_signer("the trainer")
     check_model_folder(settings.model.path)
     server = serve_health(settings.trainer.health_address, health, gate=HealthGate(settings.tls, "trainer"))
     try:
@@ -172,6 +175,8 @@ def _record_end(settings: Settings, loop: TrainingLoop) -> Iterator[None]:
         raise
     except RolledBackError as error:
         events.append(EventKind.ROLLBACK, str(error), loop.step + 1)
+        step, file = loop.step + 1, settings.security.audit_file
+        record_act("roll_back_run", "trainer", file, run=settings.run.id, step=step, reason=str(error))
         raise
     except ForageError as error:
         events.append(EventKind.FAILURE, str(error), loop.step)

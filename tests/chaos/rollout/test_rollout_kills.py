@@ -125,7 +125,7 @@ def test_every_group_is_written_exactly_once_after_every_kill(
     service = services.start("rollout", *common).pid
     streams = StreamClient(redis_server, "e2e")
     streams.create_groups()
-    publish(streams, model, tmp_path, 0, 1)
+    publish(streams, model, tmp_path / "runs", 0, 1)
     load = Load(streams)
 
     known: set[str] = set()  # engines that were serving at the last kill of an engine

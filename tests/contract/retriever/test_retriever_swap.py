@@ -39,6 +39,9 @@ class Service:
     def reload(self) -> httpx.Response:
         return httpx.post(f"{self.http}/reload", timeout=60)
 
+    def read_acts(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.link.parent / "audit.jsonl").read_text().splitlines()]
+
     def read_metric(self, name: str) -> float:
         with urllib.request.urlopen(f"{self.http}/metrics", timeout=20) as page:
             lines = page.read().decode().splitlines()
@@ -73,7 +76,8 @@ def service(
     link, http = tmp_path / "current", free_address()
     link.symlink_to(built("old"))
     chosen = [f"retriever.index={link}", "retriever.mode=bm25", f"retriever.http_address={http}"]
-    process = start_service("retriever", *chosen, f"retriever.grpc_address={free_address()}")
+    audit = f"security.audit_file={tmp_path / 'audit.jsonl'}"
+    process = start_service("retriever", *chosen, f"retriever.grpc_address={free_address()}", audit)
     wait_until_ready(process, http)
     return Service(process, f"http://{http}", link)
 
@@ -139,6 +143,10 @@ def test_a_reload_under_load_fails_no_request_and_is_atomic_per_client(
     assert service.read_metric("forage_retriever_swaps_total") == 2
     again = service.reload()
     assert (again.status_code, again.json()["swapped"]) == (200, False)
+    acts = [(act["act"], act["actor"], act["service"]) for act in service.read_acts()]
+    asked = [("swap_index", "127.0.0.1"), ("swap_index", "SIGHUP"), ("reload_index", "127.0.0.1")]
+    assert acts == [(*act, "retriever") for act in asked]
+    assert {act[which] for act in service.read_acts() for which in ("index", "before")} == digests
 
 
 def test_an_index_that_cannot_be_loaded_leaves_the_old_one_serving(
@@ -161,6 +169,8 @@ def test_an_index_that_cannot_be_loaded_leaves_the_old_one_serving(
     assert {(status, word) for seen in load.seen for status, _, word in seen} == {(200, "old")}
     assert service.read_metric("forage_retriever_swap_failures_total") == 2
     assert service.read_metric("forage_retriever_swaps_total") == 0
+    assert [(act["act"], act["actor"]) for act in service.read_acts()] == 2 * [("refuse_index", "127.0.0.1")]
+    assert largest.name in service.read_acts()[0]["reason"]
 
 
 def test_the_old_index_is_served_when_the_build_of_a_new_one_is_killed(

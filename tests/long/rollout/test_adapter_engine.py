@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from lora_adapter import MAX_RANK, VERSIONS, write_adapter
+from policy_places import ANYWHERE_HERE
 
 from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_common.v1.trajectory_pb2 import Policy
@@ -64,7 +65,8 @@ class Parts:
 async def parts(make_model: Any) -> AsyncIterator[Parts]:
     model = make_model(0)
     sizes = EngineSettings(max_model_len=768, max_num_seqs=32, max_lora_rank=MAX_RANK)
-    engine = VllmEngine(Settings(model=ModelSettings(path=model), rollout=RolloutSettings(engine=sizes)))
+    rollout = RolloutSettings(engine=sizes)
+    engine = VllmEngine(Settings(model=ModelSettings(path=model), rollout=rollout, security=ANYWHERE_HERE))
     yield Parts(engine, model)
     engine.shutdown()
 

@@ -26,6 +26,7 @@ from exact_parts import (
     check_trajectory,
     find_turns,
 )
+from policy_places import ANYWHERE_HERE
 
 from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_common.v1.trajectory_pb2 import ActionKind, Policy, Prompt, Role, Status, Trajectory
@@ -76,7 +77,7 @@ async def parts(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> A
     save_file({name: w.to(weights[name].dtype) for name, w in changed.items()}, folders["b"] / "model.safetensors")
     sizes = EngineSettings(max_model_len=768, max_num_seqs=64)
     rollout = RolloutSettings(engine=sizes)
-    engine = VllmEngine(Settings(model=ModelSettings(path=folders["a"]), rollout=rollout))
+    engine = VllmEngine(Settings(model=ModelSettings(path=folders["a"]), rollout=rollout, security=ANYWHERE_HERE))
     yield Parts(engine, folders, ReferenceModels())
     engine.shutdown()
 

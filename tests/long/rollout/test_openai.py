@@ -14,6 +14,7 @@ import openai
 import pytest
 import pytest_asyncio
 import uvicorn
+from policy_places import ANYWHERE_HERE
 from rollout_backend import AgentBackend, LineEngine
 
 from forage_common.clients.calls import RefusedError
@@ -60,7 +61,7 @@ class Parts:
 async def parts(make_model: Callable[[int], Path], char_codec: Any) -> AsyncIterator[Parts]:
     folder = make_model(0)
     rollout = RolloutSettings(engine=EngineSettings(max_model_len=768, max_num_seqs=64))
-    settings = Settings(model=ModelSettings(path=folder), rollout=rollout)
+    settings = Settings(model=ModelSettings(path=folder), rollout=rollout, security=ANYWHERE_HERE)
     engine = VllmEngine(settings)
     backend = EngineBackend(settings, LineEngine(char_codec()), OpenAiRoutes(engine.llm, settings))
     app = make_app(backend, ServiceState(Health(), running=True), settings)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from policy_places import ANYWHERE_HERE
 from safetensors.torch import load_file, save_file
 
 from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
@@ -37,7 +38,7 @@ VERSIONS = itertools.count(1)
 async def start_engine(folder: Path, cache: Path) -> AsyncIterator[VllmEngine]:
     weights = WeightSettings(cache_dir=cache)
     rollout = RolloutSettings(engine=EngineSettings(max_num_seqs=16), weights=weights)
-    engine = VllmEngine(Settings(model=ModelSettings(path=folder), rollout=rollout))
+    engine = VllmEngine(Settings(model=ModelSettings(path=folder), rollout=rollout, security=ANYWHERE_HERE))
     try:
         yield engine
     finally:

@@ -22,6 +22,7 @@ import pytest
 import pytest_asyncio
 from exact_parts import LIMITS, TOLERANCE, Name, Recorder, ReferenceModels, build_agent, build_prompt
 from exact_parts import compare_trajectory as compare
+from policy_places import ANYWHERE_HERE
 
 from forage_common.settings import EngineSettings, ModelSettings, RedisSettings, RolloutSettings, Settings
 from forage_common.settings.rollout import WeightSettings
@@ -133,7 +134,7 @@ async def start(
     prepare_fork()
 
     def start_one(name: str) -> Member:
-        engine = VllmEngine(Settings(model=ModelSettings(path=model), rollout=rollout))
+        engine = VllmEngine(Settings(model=ModelSettings(path=model), rollout=rollout, security=ANYWHERE_HERE))
         follower = Follower(StreamClient(redis_server, RUN, 2.0), engine, name)
         members.append(Member(engine, follower, *build_agent(engine, model)))
         return members[-1]

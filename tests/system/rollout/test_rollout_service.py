@@ -65,7 +65,7 @@ def test_prompts_are_answered_under_the_published_policy_and_survive_a_kill(
     streams.create_groups()
     streams.issue(build_prompt(0, 1, 0))
     assert take(streams, 1, 2.0) == []
-    first = publish(streams, model, tmp_path, 0, 1)
+    first = publish(streams, model, tmp_path / "runs", 0, 1)
     (group,) = take(streams, 1)
     assert group.group_uid == "world/train/0/0"
     assert [t.id for t in group.trajectories] == [f"e2e/world/train/0/0/{i}" for i in range(4)]
@@ -91,7 +91,7 @@ def test_prompts_are_answered_under_the_published_policy_and_survive_a_kill(
         assert stub.GetStatus(GetStatusRequest(), timeout=10).serving == first
 
     # A newer policy is followed.
-    second = publish(streams, model, tmp_path, 1, 1)
+    second = publish(streams, model, tmp_path / "runs", 1, 1)
     streams.issue(build_prompt(1, 2, 1))
     (group,) = take(streams, 1)
     assert {(s.version, s.epoch) for t in group.trajectories for s in t.segments} == {(1, 1)}

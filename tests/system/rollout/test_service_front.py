@@ -68,7 +68,7 @@ def test_the_endpoints_of_a_real_service(
     services.start("retriever", *common, f"retriever.cache_dir={tmp_path}/cache")
     streams = StreamClient(redis_server, "e2e")
     streams.create_groups()
-    first = publish(streams, model, tmp_path, 5, 1)
+    first = publish(streams, model, tmp_path / "runs", 5, 1)
     wait_until(lambda: list_waiting(health) == set())
 
     metadata = authorization_metadata(token)
@@ -133,7 +133,7 @@ def test_the_endpoints_of_a_real_service(
         with pytest.raises(grpc.RpcError, match="not newer than what is served, version 5 of epoch 1") as refused:
             stub.UpdateWeights(UpdateWeightsRequest(policy=first), timeout=60, metadata=metadata)
         assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
-        newer = copy_policy(model, tmp_path / "newer", version=6)
+        newer = copy_policy(model, tmp_path / "runs/e2e/newer", version=6)
         altered = Policy(version=6, epoch=1, uri=newer.uri, digest="0" * 64)
         with pytest.raises(grpc.RpcError, match="digest") as refused:
             stub.UpdateWeights(UpdateWeightsRequest(policy=altered), timeout=60, metadata=metadata)

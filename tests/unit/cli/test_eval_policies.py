@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from key_pairs import make_keys, make_signatures
 
 from forage_cli.commands.ask import find_latest_policy
 from forage_cli.evaluation.policies import (
@@ -20,6 +21,7 @@ from forage_cli.evaluation.policies import (
     group_by_engine,
     hash_model_folder,
     resolve_policy,
+    verify_signatures,
 )
 from forage_common.errors import DataError, UserError
 from forage_common.settings import Settings
@@ -27,6 +29,7 @@ from forage_common.v1.trajectory_pb2 import Policy, PolicyFile, PolicyPart
 from forage_policies.delta import encode_delta, patch_files
 from forage_policies.digests import compute_content, compute_digest
 from forage_policies.folders import write_description
+from forage_policies.signed_folder import sign_folder
 from forage_policies.tensors import open_tensors
 
 
@@ -183,3 +186,15 @@ def test_one_engine_serves_policies_that_differ_only_in_weights(
         len(group_by_engine([one, other, resolve_policy("http://host/v1"), resolve_policy("http://other/v1")]))
         == engines + 2
     )
+
+
+def test_a_runs_policy_that_was_changed_since_it_was_signed_is_not_evaluated(run: Path, tmp_path: Path) -> None:
+    security, folder = make_keys(tmp_path / "keys"), run / "policies/v11-e2"
+    policies = [resolve_policy(f"{run}@latest"), resolve_policy("running"), resolve_policy("http://host/v1")]
+    with pytest.raises(DataError, match=r"v11-e2 is not signed, and security\.require_signed is set"):
+        verify_signatures(policies, security)
+    sign_folder(folder, Policy(version=11, epoch=2), make_signatures(tmp_path / "keys", run.name))
+    verify_signatures(policies, security)
+    (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text() + " ")
+    with pytest.raises(DataError, match=r"tokenizer\.json was changed since it was signed"):
+        verify_signatures([resolve_policy(str(folder))], security)

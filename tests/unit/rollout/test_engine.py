@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from policy_places import ANYWHERE_HERE
 
 from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_common.settings.rollout import WeightSettings
@@ -66,7 +67,8 @@ async def parts(make_model: Callable[[int], Path], tmp_path_factory: pytest.Temp
     given = {"num_gpu_blocks_override": BLOCKS}
     sizes = EngineSettings(max_model_len=768, max_num_seqs=64, hang_timeout_s=4.0, args=given)
     weights = WeightSettings(cache_dir=tmp_path_factory.mktemp("cache"))
-    settings = Settings(model=ModelSettings(path=models["a"]), rollout=RolloutSettings(engine=sizes, weights=weights))
+    rollout = RolloutSettings(engine=sizes, weights=weights)
+    settings = Settings(model=ModelSettings(path=models["a"]), rollout=rollout, security=ANYWHERE_HERE)
     engine = VllmEngine(settings)
     yield Parts(engine, models, stacks)
     engine.shutdown()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -10,16 +11,20 @@ from pathlib import Path
 
 import pytest
 import redis
+from key_pairs import make_keys, make_signatures
+from policy_files import Publications
 from structlog.testing import capture_logs
 
 from forage_cli.runs.operations import read_history
-from forage_common.settings import RedisSettings, RunSettings
+from forage_common.settings import RedisSettings, RunSettings, Settings
 from forage_common.streams.client import StreamClient
 from forage_common.streams.history import open_history
 from forage_common.v1.trajectory_pb2 import Policy, Replica
+from forage_policies.admission import sign_announcement
 from forage_policies.announcement import PolicyError
 from forage_rollout.deployments import follower
 from forage_rollout.deployments.follower import Follower
+from forage_rollout.weights.holding import hold_policy, open_cache
 from forage_rollout.weights.policy import is_newer
 
 FIRST = Policy(version=1, epoch=1)
@@ -336,3 +341,67 @@ async def test_an_engine_that_dies_of_a_policy_is_not_followed_any_more(bench: B
     await asyncio.wait([following], timeout=20)
     assert following.done()
     assert isinstance(following.exception(), ExceptionGroup)
+
+
+class LoadingEngine(Engine):
+    """An engine that reads what it loads, as the real one does."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self._cache = open_cache(settings)
+
+    async def load_policy(self, policy: Policy, allow_older: bool = False) -> float:
+        self.loads += 1
+        async with hold_policy(self._cache, policy):
+            self.serving = policy
+        return 0.0
+
+
+async def test_hostile_and_unsigned_announcements_are_refused_by_name_and_the_old_policy_is_served_on(
+    bench: Bench, tmp_path: Path
+) -> None:
+    weights = {"weights": {"cache_dir": tmp_path / "cache"}}
+    settings = Settings.model_validate({"run": {"id": "r", "dir": tmp_path / "runs"}, "rollout": weights})
+    settings = settings.model_copy(update={"security": make_keys(tmp_path / "keys")})
+    engine, audit = LoadingEngine(settings), tmp_path / "audit.jsonl"
+    published = Publications(str(tmp_path / "runs/r/policies"), tmp_path / "scratch")
+    signatures = make_signatures(tmp_path / "keys", "r")
+
+    def publish(change: Callable[[Policy], object] = lambda policy: None, sign: bool = True) -> Policy:
+        policy = published.publish(delta=False)
+        change(policy)
+        if sign:
+            sign_announcement(policy, signatures)
+        bench.trainer.publish(policy)
+        return policy
+
+    good = publish()
+    (tmp_path / "secret").mkdir()
+    follower = Follower(bench.connect(), engine, "replica", audit_file=audit)  # type: ignore[arg-type]
+    task = asyncio.create_task(follower.follow())
+    await bench.until_acknowledged(good)
+    hostile: list[tuple[Callable[[Policy], object], bool, str]] = [
+        (lambda policy: setattr(policy, "uri", str(tmp_path / "secret")), True, "secret' is not allowed"),
+        (lambda policy: setattr(policy, "uri", "http://127.0.0.1:1/x"), True, "is not allowed"),
+        (lambda policy: setattr(policy, "uri", f"simplecache::file://{policy.uri}"), True, "is not allowed"),
+        (lambda policy: setattr(policy, "uri", f"{policy.uri}/../../../../secret"), True, "is no address"),
+        (lambda policy: setattr(policy.files[0], "name", "../../secret/x"), True, "expected a plain name"),
+        (lambda policy: None, False, "is not signed, and security.require_signed is set"),
+        (lambda policy: setattr(policy, "signature", good.signature), False, "is not what the key"),
+    ]
+    for change, sign, reason in hostile:
+        policy = publish(change, sign)
+        await until(lambda policy=policy: bench.read_word().refused == policy)
+        assert reason in bench.read_word().reason
+        assert (bench.read_word().serving, engine.serving) == (good, good)
+    last = publish()
+    await bench.until_acknowledged(last)
+    bench.trainer.publish(good)  # signed, and of before
+    await until(lambda: bench.read_word().refused == good)
+    assert "which was announced before" in bench.read_word().reason
+    assert bench.read_word().serving == last
+    task.cancel()
+    await asyncio.wait([task])
+    acts = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert [(act["act"], act["actor"]) for act in acts] == [("refuse_policy", "replica")] * (len(hostile) + 1)
+    assert all(reason in act["reason"] for (_, _, reason), act in zip(hostile, acts, strict=False))

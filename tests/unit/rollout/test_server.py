@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
+import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -274,3 +277,31 @@ async def test_calls_belong_to_the_trace_of_their_metadata_or_begin_one(stub: Ro
     assert begun.parent_id == ""
     assert last.group.trajectories[0].trace_id == begun.trace_id != tracing.traceparent(mine)[3:35]
     assert not [span for span in receiver.spans if span.failed]
+
+
+async def test_who_controls_the_engines_is_recorded(
+    backend: AgentBackend, state: ServiceState, free_address: Callable[[], str], tmp_path: Path
+) -> None:
+    token, audit, address = tmp_path / "token", tmp_path / "audit.jsonl", free_address()
+    token.write_text("secret\n")
+    server = make_server(address, RolloutApi(backend, state, 0, audit, has_token=True), TokenFile(token))
+    await server.start()
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub, metadata = RolloutStub(channel), (("authorization", "Bearer secret"),)
+        await stub.Pause(PauseRequest(drain=True), metadata=metadata)
+        await stub.Resume(ResumeRequest(), metadata=metadata)
+        for version in (1, 9):
+            policy = Policy(version=version, epoch=2, uri="/x")
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await stub.UpdateWeights(UpdateWeightsRequest(policy=policy), metadata=metadata)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.Pause(PauseRequest())
+    await server.stop(0)
+    assert "secret" not in audit.read_text()
+    acts = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert [act["act"] for act in acts] == ["pause_engines", "resume_engines", "refuse_policy", "update_weights"]
+    assert {act["actor"] for act in acts} == {f"token {hashlib.sha256(b'secret').hexdigest()[:12]}"}
+    assert all(act["peer"].startswith("ipv4:127.0.0.1:") for act in acts)
+    assert (acts[0]["engines"], acts[0]["drain"]) == (2, True)
+    assert "not newer than what is served" in acts[2]["reason"]
+    assert (acts[3]["version"], acts[3]["epoch"], acts[3]["uri"]) == (9, 2, "/x")

@@ -12,17 +12,22 @@ from typing import Any
 
 import pytest
 import torch
+from key_pairs import make_keys, make_signatures
 from safetensors import safe_open
 from safetensors.torch import load_file
 from trainer_parts import write_model
 
 from forage_common.errors import DiskFullError, FencedError
+from forage_common.security.signatures import Purpose
 from forage_common.settings import PublishSettings, RedisSettings
 from forage_common.stop import Stop
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import Replica
+from forage_policies.admission import describe_announcement
 from forage_policies.digests import compute_digest
+from forage_policies.folders import SIGNED, open_whole
+from forage_policies.signed_folder import verify_published
 from forage_trainer.waiting import RedisRetry
 from forage_trainer.weights.model_files import Adapter, split_shards, write_model_folder
 from forage_trainer.weights.policy_store import PolicyStore
@@ -212,3 +217,25 @@ def test_a_damaged_policy_that_an_engine_may_lack_is_noticed(tmp_path: Path, str
     again = publisher.publish(8, {"w": torch.arange(4.0)})
     assert not publisher.is_damaged()
     assert streams.read_policy() == again
+
+
+def test_what_is_published_is_signed_file_by_file_and_recorded(tmp_path: Path, streams: StreamClient) -> None:
+    publisher = build_publisher(tmp_path, streams, 3)
+    signatures, audit = make_signatures(tmp_path / "keys", tmp_path.name), tmp_path / "audit.jsonl"
+    publisher._signatures, publisher._audit_file = signatures, audit
+    policies = [publisher.publish(1, {"w": torch.arange(9000.0)})]
+    policies.append(publisher.publish(2, {"w": torch.arange(9000.0).index_fill(0, torch.tensor([7]), 1.0)}))
+    policies.append(publisher.publish(3, Adapter({"a": torch.arange(4.0)}, {"r": 1, "lora_alpha": 2})))
+    assert [bool(policy.parts) for policy in policies] == [False, True, False]
+    for policy in policies:
+        described = describe_announcement(policy)
+        key = signatures.require(Purpose.ANNOUNCEMENT, described, policy.signature, "it")
+        folder = Path(policy.uri)
+        signed = json.loads((folder / SIGNED).read_text())
+        assert {file.name for file in folder.iterdir()} == {*signed["files"], SIGNED}
+        assert key == signatures.key_id == verify_published(folder, open_whole(folder), make_keys(tmp_path / "keys"))
+    assert streams.read_policy() == policies[-1]
+    acts = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert [(act["act"], act["actor"], act["version"], act["signed_by"]) for act in acts] == [
+        ("publish_policy", "trainer", version, signatures.key_id) for version in (1, 2, 3)
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import types
 from pathlib import Path
 
@@ -26,7 +27,8 @@ from forage_trainer.run import _record_end
     ],
 )
 def test_every_end_is_an_event(tmp_path: Path, error: Exception | None, kind: str, step: int, text: str) -> None:
-    settings = load_settings(None, [f"run.dir={tmp_path}", "run.id=r"], {})
+    audit = tmp_path / "audit.jsonl"
+    settings = load_settings(None, [f"run.dir={tmp_path}", "run.id=r", f"security.audit_file={audit}"], {})
     settings.run.folder.mkdir()
     reached = types.SimpleNamespace(step=3)
 
@@ -41,3 +43,6 @@ def test_every_end_is_an_event(tmp_path: Path, error: Exception | None, kind: st
         with pytest.raises(type(error)):
             train()
     assert [(event.kind, event.step, event.text) for event in read_events(settings.run.folder)] == [(kind, step, text)]
+    acts = [json.loads(line) for line in audit.read_text().splitlines()] if audit.exists() else []
+    expected = [("roll_back_run", "trainer", "r", 4, text)] if kind == "rollback" else []
+    assert [(act["act"], act["actor"], act["run"], act["step"], act["reason"]) for act in acts] == expected

@@ -69,7 +69,10 @@ def start_engine(policies: Sequence[EvaluatedPolicy], settings: Settings, consol
     if first.kind is not Kind.RUNNING:
         remote = settings.rollout.engine.model_copy(update={"endpoint": first.url})
         rollout = settings.rollout.model_copy(update={"engine": remote})
-        settings = settings.model_copy(update={"rollout": rollout})
+        folders = [str(policy.folder.absolute()) for policy in policies if policy.folder is not None]
+        allowed = (*settings.security.allowed_addresses, *folders)
+        security = settings.security.model_copy(update={"allowed_addresses": allowed})
+        settings = settings.model_copy(update={"rollout": rollout, "security": security})
     with serving.ensure_services(settings, console, SERVING, first.folder) as settings:
         yield settings
 

@@ -13,7 +13,9 @@ from urllib.parse import urlsplit
 
 from forage_common.errors import DataError, UserError
 from forage_common.files.model_folder import check_model_folder, read_model_shapes
+from forage_common.settings import SecuritySettings
 from forage_policies.folders import open_whole
+from forage_policies.signed_folder import verify_published
 from forage_records.run_folder import RunFolder
 
 RUNNING = "running"
@@ -44,6 +46,7 @@ class EvaluatedPolicy:
         folder: weights and tokenizer; None where they are not on this machine.
         url: address of an endpoint.
         run: folder of the run that published it.
+        published: the folder as it was named; `folder` is another one where that holds a delta.
         digest: changes with the weights, tokenizer and configuration; of an endpoint, with its address.
     """
 
@@ -53,6 +56,7 @@ class EvaluatedPolicy:
     folder: Path | None = None
     url: str = ""
     run: Path | None = None
+    published: Path | None = None
     digest: str = ""
 
 
@@ -73,17 +77,29 @@ def resolve_policy(text: str) -> EvaluatedPolicy:
         run = Path(version[1])
         folder = _find_published(run, version[2])
         label = label or f"{run.resolve().name}@{_FOLDER.fullmatch(folder.name)[1]}"  # type: ignore[index]
-        folder = open_whole(folder)
-        return EvaluatedPolicy(label, Kind.FOLDER, what, folder, run=run, digest=hash_model_folder(folder))
+        whole = open_whole(folder)
+        return EvaluatedPolicy(label, Kind.FOLDER, what, whole, "", run, folder, hash_model_folder(whole))
     folder = Path(what)
     if (folder / "settings.yaml").is_file():
         raise UserError(f"--policy {what} is a run: say which version, for instance {what}@latest")
     if not folder.is_dir():
         raise UserError(f"--policy {what} does not exist: give {_FORMS}")
     label = label or _UNNAMEABLE.sub("-", folder.resolve().name)
-    folder = open_whole(folder)
-    check_model_folder(folder)
-    return EvaluatedPolicy(label, Kind.FOLDER, what, folder, digest=hash_model_folder(folder))
+    whole = open_whole(folder)
+    check_model_folder(whole)
+    return EvaluatedPolicy(label, Kind.FOLDER, what, whole, published=folder, digest=hash_model_folder(whole))
+
+
+def verify_signatures(policies: Iterable[EvaluatedPolicy], security: SecuritySettings) -> None:
+    """Return if the policies of runs are signed as they must be.
+
+    Raises:
+        DataError: one is not, or was changed since.
+        SettingsError: a key file is wrong.
+    """
+    for policy in policies:
+        if policy.published is not None and policy.folder is not None:
+            verify_published(policy.published, policy.folder, security)
 
 
 def find_untrained(policies: Sequence[EvaluatedPolicy], given: Path | None) -> EvaluatedPolicy:

@@ -71,12 +71,14 @@ def complete_policies(evaluated: tuple[EvaluatedPolicy, ...], settings: Settings
 
     Raises:
         UserError: services are running and another policy is named, or none run and `running` is named.
+        DataError: a run's policy is not signed as it must be.
     """
     if not any(policy.label != UNTRAINED for policy in evaluated):
         configured = settings.rollout.engine.endpoint or str(settings.model.path)
         default = RUNNING if serving.is_running(settings, Program.ROLLOUT) else configured
         evaluated = policies.check_labels([policies.resolve_policy(default), *evaluated])
     engines.check_policies(evaluated, settings)
+    policies.verify_signatures(evaluated, settings.security)
     return tuple(
         asyncio.run(engines.identify_running(policy, settings)) if policy.kind is Kind.RUNNING else policy
         for policy in evaluated

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,8 @@ from forage_common.addresses import split_address
 from forage_common.clients.health import list_health_urls
 from forage_common.errors import UnavailableError
 from forage_common.files.model_folder import check_model_folder, list_weight_files
+from forage_common.security.audit import record_act
+from forage_common.security.signatures import RunSignatures
 from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
 from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
@@ -27,8 +30,17 @@ _READY_S = 300.0
 
 
 def publish(settings: Settings, folder: Path) -> Policy:
-    """Publish a model folder as the policy to serve, under a new epoch."""
+    """Publish a model folder as the policy to serve, under a new epoch.
+
+    Raises:
+        SettingsError: it must be signed, and there is no key for that.
+        DataError: it is no model folder.
+    """
+    from forage_policies.admission import sign_announcement
+
     check_model_folder(folder)
+    signatures = RunSignatures(settings.security, settings.run.id)
+    signatures.require_signer("this command")
     client = StreamClient(settings.redis, settings.run.id)
     client.create_groups()
     policy = Policy(
@@ -38,7 +50,10 @@ def publish(settings: Settings, folder: Path) -> Policy:
         published_unix_ms=int(time.time() * 1000),
         files=[_describe_file(folder / name) for name in list_weight_files(folder)],
     )
+    sign_announcement(policy, signatures)
     client.publish(policy)
+    act = {"run": settings.run.id, "version": 0, "epoch": policy.epoch, "uri": policy.uri}
+    record_act("publish_policy", f"user {getpass.getuser()}", settings.security.audit_file, **act)
     return policy
 
 
@@ -86,7 +101,7 @@ def ensure_services(
         model: policy to serve if services are started; None = model.path.
 
     Raises:
-        UserError: a check before the start failed.
+        UserError: a check before the start failed, or the policy of a run is not signed as it must be.
         UnavailableError: not ready within five minutes.
     """
     last = programs[-1]
@@ -98,8 +113,11 @@ def ensure_services(
     from forage_cli.local import demo as local
     from forage_cli.local import preflight
     from forage_policies.folders import open_whole
+    from forage_policies.signed_folder import verify_published
 
-    policy = open_whole(model or settings.model.path)
+    published = model or settings.model.path
+    policy = open_whole(published)
+    verify_published(published, policy, settings.security)
     served = f" with the policy {policy} (about a minute)" if Program.ROLLOUT in programs else ""
     console.print(f"no services are running: starting them{served}", highlight=False)
     if Program.RETRIEVER in programs:

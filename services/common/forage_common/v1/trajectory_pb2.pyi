@@ -828,6 +828,7 @@ class Policy(_message.Message):
     ADAPTER_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     DIRECT_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """optimizer steps behind these weights"""
     uri: _builtins.str
@@ -839,6 +840,8 @@ class Policy(_message.Message):
     published_unix_ms: _builtins.int
     adapter: _builtins.bool
     """a LoRA adapter of the model that the engine was started with"""
+    signature: _builtins.str
+    """of all of the above and the run's id: ed25519:<key>:<base64>; empty: not signed"""
     @_builtins.property
     def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyFile]:
         """of the whole policy: safetensors shards, or the two files of an adapter"""
@@ -863,10 +866,11 @@ class Policy(_message.Message):
         adapter: _builtins.bool = ...,
         parts: _abc.Iterable[Global___PolicyPart] | None = ...,
         direct: Global___DirectSender | None = ...,
+        signature: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["direct", b"direct"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "digest", b"digest", "direct", b"direct", "epoch", b"epoch", "files", b"files", "parts", b"parts", "published_unix_ms", b"published_unix_ms", "uri", b"uri", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "digest", b"digest", "direct", b"direct", "epoch", b"epoch", "files", b"files", "parts", b"parts", "published_unix_ms", b"published_unix_ms", "signature", b"signature", "uri", b"uri", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from functools import lru_cache, reduce
 from operator import or_
 from typing import Any, TypeAlias, TypeVar
@@ -30,6 +31,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, Counter, generate_latest
 from pydantic import BaseModel, ValidationError
 
 from forage_common.errors import UnavailableError
+from forage_common.security.audit import name_http_caller
 from forage_common.security.http_guard import BodyError, RequestGuard, read_body
 from forage_common.security.tokens import TokenFile
 from forage_common.telemetry import tracing
@@ -51,6 +53,7 @@ BODY_TIMEOUT_S = 20.0
 RETRY_AFTER_S = 1
 REQUESTS = Counter("forage_retriever_requests_total", "Requests answered", ["transport", "code"])
 
+_REQUEST: ContextVar[Request] = ContextVar("request")
 _B = TypeVar("_B", bound=Body)
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 Answer: TypeAlias = Callable[[bytes], Awaitable[Response]]
@@ -138,7 +141,8 @@ def make_app(
         """Replace the index by the one that the settings name now; takes no body."""
         if swap is None:
             raise _RefusedError(409, "this retriever merges the answers of shards: reload the shards")
-        return JSONResponse((await swap.reload()).model_dump())
+        caller = name_http_caller(_REQUEST.get(), tokens is not None)
+        return JSONResponse((await swap.reload(**caller)).model_dump())
 
     def post(path: str, answer: Answer, bodies: tuple[type[Body], ...], replies: tuple[type[BaseModel], ...]) -> None:
         codes = (400, 401, 403, 408, 413, 422, 500, 503) if bodies else (401, 403, 409, 500)
@@ -170,6 +174,7 @@ def _make_endpoint(retrieval: Retrieval, health: Health, answer: Answer, path: s
     name, attributes = f"POST {path}", {"http.request.method": "POST", "http.route": path}
 
     async def endpoint(request: Request) -> Response:
+        _REQUEST.set(request)
         with tracing.span(
             name, attributes, kind=SpanKind.SERVER, parent=request.headers.get(tracing.HEADER, "")
         ) as span:

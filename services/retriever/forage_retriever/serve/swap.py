@@ -13,6 +13,7 @@ from prometheus_client import Counter, Info
 from pydantic import BaseModel
 
 from forage_common.errors import ForageError, UserError
+from forage_common.security.audit import record_act
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
 from forage_retriever.hits import Provenance
@@ -58,8 +59,11 @@ class IndexSwap:
         """
         self._serve(await self._load(report_wait))
 
-    async def reload(self) -> ReloadReply:
+    async def reload(self, actor: str = "SIGHUP", peer: str = "") -> ReloadReply:
         """Load the index at the settings' path and serve it; until then, and on failure, the old one is served.
+
+        Args:
+            actor: who asks for it, as of `record_act`; likewise `peer`.
 
         Raises:
             ReloadError: the new index cannot be loaded, or another is being loaded.
@@ -73,6 +77,7 @@ class IndexSwap:
         except UserError as error:
             SWAP_FAILURES.inc()
             log.error("reload_failed", reason=str(error))
+            self._record("refuse_index", actor, peer=peer, reason=str(error))
             raise ReloadError(str(error)) from error
         except Exception:
             SWAP_FAILURES.inc()
@@ -83,6 +88,8 @@ class IndexSwap:
             self._serve(loaded)
             SWAPS.inc()
             log.info("swapped", index=source.index, passages=len(loaded.corpus))
+        name = "swap_index" if source != before else "reload_index"
+        self._record(name, actor, peer=peer, index=source.index, before="" if before is None else before.index)
         return ReloadReply(swapped=source != before, **asdict(source))
 
     def schedule_reload(self) -> None:
@@ -93,6 +100,9 @@ class IndexSwap:
                 await self.reload()
 
         self._reloading = asyncio.create_task(reload())
+
+    def _record(self, act: str, actor: str, **details: str) -> None:
+        record_act(act, actor, self._settings.security.audit_file, **details)
 
     def _serve(self, loaded: Index) -> None:
         self._retrieval.set_source(LocalSource(loaded, self._settings.retriever.max_waiting))

@@ -77,7 +77,7 @@ class EngineDeployment:
         with nullcontext() if shifts is None else shifts.starting():
             self._engine = VllmEngine(settings)
             self._openai = OpenAiRoutes(self._engine.llm, settings)
-        self._follower = Follower(streams, self._engine, self._replica, shifts)
+        self._follower = Follower(streams, self._engine, self._replica, shifts, settings.security.audit_file)
         await self._follower.catch_up()
         self._following = supervise(self._follower.follow(), "follow_policy")
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
 from typing import NoReturn
 
 from forage_common.errors import UnavailableError
+from forage_common.security.audit import record_act
 from forage_common.streams import history
 from forage_common.streams.client import ANNOUNCED, LIVELY_S, NEVER, SERVED, StreamClient
 from forage_common.telemetry.logs import get_logger
@@ -48,8 +50,16 @@ class Follower:
     never needs the memory of both: the weights, the announced policy into them, then the cache.
     """
 
-    def __init__(self, streams: StreamClient, engine: VllmEngine, name: str, shifts: Shifts | None = None) -> None:
+    def __init__(
+        self,
+        streams: StreamClient,
+        engine: VllmEngine,
+        name: str,
+        shifts: Shifts | None = None,
+        audit_file: Path | None = None,
+    ) -> None:
         self._streams = streams
+        self._audit_file = audit_file
         self._shifts = shifts
         self._is_starting = shifts is not None  # and gives signs of life all the same, since it uses memory
         self._asleep: Shift | None = None
@@ -196,6 +206,8 @@ class Follower:
         except PolicyError as error:
             if announced != self._refused:  # log each refused policy once, not at each attempt
                 log.error("policy_refused", detail=str(error))
+                which = {"version": announced.version, "epoch": announced.epoch, "uri": announced.uri}
+                record_act("refuse_policy", self._name, self._audit_file, **which, reason=str(error))
             self._refused, self._reason, self._kept = announced, str(error), before
             return False
         else:

@@ -46,7 +46,7 @@ class VllmEngine:
         out_of_service: why `generate` refuses, such as a published policy that cannot be loaded; loading one clears it.
 
     Raises:
-        SettingsError: as `build_arguments`.
+        SettingsError: as `build_arguments` and `open_cache`.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -60,7 +60,7 @@ class VllmEngine:
         model = Path(settings.model.path).resolve()
         self._expected = read_headers(model / name for name in list_weight_files(model))
         self._shapes = {name: info.shape for name, info in self._expected.items()}
-        self._cache = open_cache(weights)
+        self._cache = open_cache(settings)
         arguments = build_arguments(settings, bool(current_platform.is_cpu()))
         self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
         self._tokenizer = self._llm.get_tokenizer()

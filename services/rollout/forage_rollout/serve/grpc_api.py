@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing
+from pathlib import Path
 from typing import Any, NoReturn
 
 import grpc
@@ -12,6 +13,7 @@ import grpc
 from forage_common.addresses import bind
 from forage_common.call_guard import CallGuard
 from forage_common.errors import UnavailableError
+from forage_common.security.audit import name_grpc_caller, record_act
 from forage_common.security.grpc_tokens import make_interceptors
 from forage_common.security.tls import make_grpc_server_credentials
 from forage_common.security.tokens import TokenFile
@@ -53,12 +55,23 @@ class RolloutApi(RolloutServicer):
 
     Args:
         vocabulary: size of the model's vocabulary, for `check_prompt`.
+        audit_file: as of `record_act`.
+        has_token: whether callers must send a token.
     """
 
-    def __init__(self, backend: ServeBackend, state: ServiceState, vocabulary: int = 0) -> None:
+    def __init__(
+        self,
+        backend: ServeBackend,
+        state: ServiceState,
+        vocabulary: int = 0,
+        audit_file: Path | None = None,
+        has_token: bool = False,
+    ) -> None:
         self._backend = backend
         self._state = state
         self._vocabulary = vocabulary
+        self._audit_file = audit_file
+        self._has_token = has_token
 
     async def Run(self, request: RunRequest, context: Any) -> RunResponse:  # gRPC's method names
         try:
@@ -88,17 +101,31 @@ class RolloutApi(RolloutServicer):
         )
 
     async def Pause(self, request: PauseRequest, context: Any) -> PauseResponse:
-        return PauseResponse(engines=await self._control_engines(context, lambda: self._backend.pause(request.drain)))
+        engines = await self._control_engines(context, lambda: self._backend.pause(request.drain))
+        self._record("pause_engines", context, engines=engines, drain=request.drain)
+        return PauseResponse(engines=engines)
 
     async def Resume(self, request: ResumeRequest, context: Any) -> ResumeResponse:
-        return ResumeResponse(engines=await self._control_engines(context, self._backend.resume))
+        engines = await self._control_engines(context, self._backend.resume)
+        self._record("resume_engines", context, engines=engines)
+        return ResumeResponse(engines=engines)
 
     async def UpdateWeights(self, request: UpdateWeightsRequest, context: Any) -> UpdateWeightsResponse:
         policy = request.policy
         if not policy.uri:
             detail = "policy.uri is empty: expected the folder of the weights"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, detail)
-        pause_s = await self._control_engines(context, lambda: self._backend.load_policy(policy))
+        which = {"version": policy.version, "epoch": policy.epoch, "uri": policy.uri}
+
+        async def load() -> float:
+            try:
+                return await self._backend.load_policy(policy)
+            except RefusedPolicyError as error:
+                self._record("refuse_policy", context, **which, reason=str(error))
+                raise
+
+        pause_s = await self._control_engines(context, load)
+        self._record("update_weights", context, **which)
         return UpdateWeightsResponse(serving=policy, pause_s=pause_s)
 
     def _admit(self, prompt: Prompt, span: Span) -> Prompt:
@@ -113,6 +140,9 @@ class RolloutApi(RolloutServicer):
             prompt.group_uid = f"call/{uuid.uuid4().hex}"
         tracing.attach_trace_context(prompt, span)
         return prompt
+
+    def _record(self, act: str, context: Any, **details: Any) -> None:
+        record_act(act, file=self._audit_file, **name_grpc_caller(context, self._has_token), **details)
 
     async def _control_engines(self, context: Any, change: Callable[[], Awaitable[Any]]) -> Any:
         try:

@@ -18,6 +18,7 @@ from forage_common.errors import UnavailableError
 from forage_common.files.model_folder import check_model_folder
 from forage_common.security.health_gate import HealthGate
 from forage_common.security.http_server import make_protocol
+from forage_common.security.signatures import RunSignatures
 from forage_common.security.tls import check_server
 from forage_common.security.tokens import TokenFile
 from forage_common.settings import Settings
@@ -50,7 +51,7 @@ def main(settings: Settings) -> None:
 
     Raises:
         UserError: the model folder is incomplete, a limit does not fit, an environment cannot be loaded, vLLM has no
-            such argument, the token file holds no token, or a port is in use.
+            such argument, a file of tokens or keys is wrong, or a port is in use.
     """
     check_server(settings.tls, "rollout service")
     check_model_folder(settings.model.path, weights=not settings.rollout.engine.endpoint)
@@ -59,6 +60,7 @@ def main(settings: Settings) -> None:
     environments.load_environments(settings, RetrieverClient.from_settings(settings))
     asyncio.run(check_endpoint(settings))
     check_before_start(settings.rollout.engine)
+    RunSignatures(settings.security, settings.run.id)  # a wrong key file is said now, not by each engine
     token = None if settings.rollout.auth_token_file is None else TokenFile(settings.rollout.auth_token_file)
     asyncio.run(_serve(settings, token, tokenizer.vocabulary_size))
 
@@ -82,8 +84,9 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
     backend, state = ServeBackend(cluster), ServiceState(health)
     REGISTRY.register(state.collector)
     rollout = settings.rollout
-    grpc_server = make_server(rollout.grpc_address, RolloutApi(backend, state, vocabulary), token, settings.tls)
     protocol, gate = make_protocol(settings.tls, WIRE), HealthGate(settings.tls, "rollout")
+    servicer = RolloutApi(backend, state, vocabulary, settings.security.audit_file, token is not None)
+    grpc_server = make_server(rollout.grpc_address, servicer, token, settings.tls)
     listening = listen(rollout.http_address)
     http_server = _HttpServer(
         uvicorn.Config(

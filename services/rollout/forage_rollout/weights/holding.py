@@ -6,20 +6,26 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from forage_common.settings.rollout import WeightSettings
+from forage_common.settings import Settings
 from forage_common.v1.trajectory_pb2 import Policy
+from forage_policies.admission import Admission
 from forage_policies.cache import Held, PolicyCache
 
 
-def open_cache(settings: WeightSettings) -> PolicyCache:
-    """Open the cache of this machine; with `transport=direct` it receives what a trainer sends, and sends it on."""
-    folder = settings.cache_dir.resolve()
-    if settings.transport != "direct":
-        return PolicyCache(folder)
+def open_cache(settings: Settings) -> PolicyCache:
+    """Open the cache of this machine; with `transport=direct` it receives what a trainer sends, and sends it on.
+
+    Raises:
+        SettingsError: a key file of the section `security` is wrong.
+    """
+    weights, check = settings.rollout.weights, Admission(settings).check
+    folder = weights.cache_dir.resolve()
+    if weights.transport != "direct":
+        return PolicyCache(folder, check=check)
     from forage_rollout.weights.direct_receiver import DirectReceiver  # imports torch
 
     receiver = DirectReceiver()
-    return PolicyCache(folder, receive=receiver.receive, offer=receiver.offer)
+    return PolicyCache(folder, receive=receiver.receive, offer=receiver.offer, check=check)
 
 
 @asynccontextmanager

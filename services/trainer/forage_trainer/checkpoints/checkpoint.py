@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from forage_common.errors import DataError, DiskFullError, UserError
+from forage_common.security.signatures import RunSignatures, SignatureError
+from forage_common.settings import SecuritySettings
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import waiting
 from forage_trainer.checkpoints.manifest import (
@@ -33,6 +35,7 @@ from forage_trainer.checkpoints.manifest import (
     list_checkpoints,
     parse_step,
     read_checkpoint,
+    sign_checkpoint,
 )
 from forage_trainer.files import (
     RANK_DIGESTS,
@@ -63,6 +66,7 @@ class Checkpoints:
         world_size: int = 1,
         free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
         listing_timeout_s: float = LISTING_TIMEOUT_S,
+        signatures: RunSignatures | None = None,
     ) -> None:
         """
         Args:
@@ -71,6 +75,7 @@ class Checkpoints:
             world_size: number of processes that train.
             free_bytes: returns the free bytes of the disk that holds a folder.
             listing_timeout_s: longest wait for the files of all processes to be visible.
+            signatures: signs and verifies checkpoints; None: nobody does.
         """
         self._folder = folder
         self._keep = keep
@@ -78,6 +83,7 @@ class Checkpoints:
         self._world_size = world_size
         self._free_bytes = free_bytes
         self._listing_timeout_s = listing_timeout_s
+        self._signatures = signatures or RunSignatures(SecuritySettings(), "")
         self._threads = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[Path] | None = None
         folder.mkdir(parents=True, exist_ok=True)
@@ -181,6 +187,7 @@ class Checkpoints:
             state = folder / STATE
             self._await_shards(state)
             write_json(folder / MANIFEST, asdict(replace(manifest, files=compute_digests(state))))
+            sign_checkpoint(folder, manifest, self._signatures)
         target = self._path(manifest.step)
         write_text(self._folder / LATEST, target.name + "\n")
         return target
@@ -243,10 +250,18 @@ class Checkpoints:
         """Find the newest undamaged checkpoint: (state folder, manifest), or None.
 
         The file `latest` is not read: a process can die between the rename of a checkpoint and the update of `latest`.
+
+        Raises:
+            UserError: one is not signed as it must be. It is not skipped: no damage of a disk makes such a checkpoint,
+                and a run that begins anew instead would lose its work.
         """
         for step in self.list_steps():
             try:
-                return self._path(step) / STATE, read_checkpoint(self._path(step))
+                return self._path(step) / STATE, read_checkpoint(self._path(step), self._signatures)
+            except SignatureError as error:
+                raise UserError(
+                    f"{error}: if you trust it, resume once with security.require_signed=false; else remove its folder"
+                ) from None
             except DataError as error:
                 get_logger().warning("checkpoint_skipped", reason=str(error))
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor, Shard
 
 from forage_common.errors import DataError
+from forage_common.security.signatures import RunSignatures, SignatureError
 from forage_trainer.checkpoints.manifest import BEST, MANIFEST, STATE, list_checkpoints, read_checkpoint
 from forage_trainer.files import stage_folder
 from forage_trainer.weights.model_files import LORA_META, WeightsFile, write_model_folder
@@ -31,8 +33,8 @@ def find_checkpoint(source: Path, best: bool) -> Path:
     folder = source / "checkpoints"
     if best:
         try:
-            return folder / (folder / BEST).read_text().strip()
-        except OSError:
+            return folder / _check_name((folder / BEST).read_text().strip())
+        except (OSError, ValueError):
             raise DataError(
                 f"{folder} names no best checkpoint: a validation names one, see trainer.test_freq"
             ) from None
@@ -42,15 +44,30 @@ def find_checkpoint(source: Path, best: bool) -> Path:
     return checkpoints[-1]
 
 
-def export_policy(checkpoint: Path, target: Path, dtype: torch.dtype, shard_bytes: int) -> tuple[WeightsFile, ...]:
+def _check_name(text: str) -> str:
+    if not re.fullmatch(r"step_\d+", text, re.ASCII):
+        raise ValueError(f"{text[:80]!r} is no checkpoint's name")
+    return text
+
+
+def export_policy(
+    checkpoint: Path,
+    target: Path,
+    dtype: torch.dtype,
+    shard_bytes: int,
+    signatures: RunSignatures | None = None,
+) -> tuple[WeightsFile, ...]:
     """Write the checkpoint's policy to `target`, which is complete or absent. Returns the files of weights.
 
     Raises:
-        DataError: the checkpoint is damaged, or `target` exists.
+        DataError: the checkpoint is damaged, or not signed as it must be, or `target` exists.
     """
     if target.exists():
         raise DataError(f"{target} exists: name a folder that does not")
-    manifest = read_checkpoint(checkpoint)
+    try:
+        manifest = read_checkpoint(checkpoint, signatures)
+    except SignatureError as error:
+        raise DataError(f"{error}: take another") from None
     state = checkpoint / STATE
     source = state / "huggingface"
     tied = bool(json.loads((source / "config.json").read_text()).get("tie_word_embeddings", False))

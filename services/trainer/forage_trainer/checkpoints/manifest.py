@@ -1,6 +1,7 @@
 """The manifest of a checkpoint: what the trainer must remember besides weights, and the digests of all files.
 
-Layout of a checkpoint: `step_<n>/manifest.json` and `step_<n>/state/`, see `engine.engine_state`.
+Layout of a checkpoint: `step_<n>/manifest.json` and `step_<n>/state/`, see `engine.engine_state`; where the trainer has
+a key to sign with, `step_<n>/manifest.sig`, the signature of the manifest.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from forage_common.errors import DataError, UserError
+from forage_common.security.signatures import Purpose, RunSignatures, SignatureError
 from forage_common.telemetry.logs import get_logger
+from forage_policies.digests import compute_digest
 from forage_trainer.files import find_altered
 
 LATEST, BEST, MANIFEST, STATE = "latest", "best", "manifest.json", "state"
+SIGNATURE = "manifest.sig"
+_LONGEST_SIGNATURE = 1000
 
 
 class Stateful(Protocol):
@@ -75,7 +80,11 @@ class Manifest:
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
-        tree = json.loads(path.read_text())
+        return cls.parse(path.read_bytes())
+
+    @classmethod
+    def parse(cls, text: bytes) -> Manifest:
+        tree = json.loads(text)
         steps = [
             ConsumedStep(
                 s["step"], s["epoch"], tuple(ConsumedGroup(**g) for g in s["groups"]), tuple(s.get("dropped", ()))
@@ -116,17 +125,58 @@ def parse_step(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step_"))
 
 
-def read_checkpoint(folder: Path) -> Manifest:
+def read_checkpoint(folder: Path, signatures: RunSignatures | None = None) -> Manifest:
     """Read the manifest of a checkpoint, after verifying the digest of each of its files.
 
+    Args:
+        signatures: verify the manifest's signature; a checkpoint that is signed has no files but its own.
+
     Raises:
-        DataError: the folder is no checkpoint, or a file is missing or altered.
+        SignatureError: it is not signed as it must be.
+        DataError: the folder is no checkpoint, or a file is missing, altered or added.
+    """
+    added: list[str] = []
+    try:
+        text = (folder / MANIFEST).read_bytes()
+        manifest = Manifest.parse(text)
+        if signatures is not None and _verify_signature(folder, manifest, text, signatures):
+            state = folder / STATE
+            there = {
+                str(path.relative_to(state)) for path in state.rglob("*") if not path.is_dir() or path.is_symlink()
+            }
+            added = sorted(there - manifest.files.keys())
+        altered = find_altered(folder / STATE, manifest.files)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{folder} is no complete checkpoint ({error!r}): take another") from None
+    if altered or added:
+        which = [*(f"{name} changed" for name in altered), *(f"{name} added" for name in added)]
+        raise DataError(f"the checkpoint {folder} is damaged ({', '.join(which)} since): take another")
+    return manifest
+
+
+def sign_checkpoint(folder: Path, manifest: Manifest, signatures: RunSignatures) -> None:
+    """Sign the manifest that lies in a folder; nothing happens without a key."""
+    if signatures.signs:
+        content = _describe(manifest, (folder / MANIFEST).read_bytes())
+        (folder / SIGNATURE).write_text(signatures.sign(Purpose.CHECKPOINT, content) + "\n")
+
+
+def _verify_signature(folder: Path, manifest: Manifest, text: bytes, signatures: RunSignatures) -> str:
+    """The id of the key that has signed a manifest; empty: nobody has, or there is no key to tell.
+
+    Raises:
+        SignatureError: it is not signed as it must be.
     """
     try:
-        manifest = Manifest.read(folder / MANIFEST)
-        altered = find_altered(folder / STATE, manifest.files)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{folder} is no complete checkpoint ({error!r}): take another") from None
-    if altered:
-        raise DataError(f"the checkpoint {folder} is damaged ({', '.join(altered)} changed since): take another")
-    return manifest
+        with (folder / SIGNATURE).open(encoding="ascii", errors="replace") as stream:
+            signature = stream.read(_LONGEST_SIGNATURE).strip()
+    except FileNotFoundError:
+        signature = ""
+    key = signatures.require(Purpose.CHECKPOINT, _describe(manifest, text), signature, f"the checkpoint {folder}")
+    if key and folder.name != f"step_{manifest.step}":
+        raise SignatureError(f"the checkpoint {folder} is signed as that of step {manifest.step}")
+    return key
+
+
+def _describe(manifest: Manifest, text: bytes) -> dict[str, Any]:
+    return {"step": manifest.step, "epoch": manifest.epoch, "manifest": compute_digest(text)}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forage_common.errors import DiskFullError, UserError
+from forage_common.security.audit import record_act
 from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.logs import get_logger
@@ -67,7 +68,17 @@ def take_over(
     retry(lambda: streams.acquire_epoch(floor))
     if (now := look()) != seen:  # the other one has gone on meanwhile
         start = find_start(settings, checkpoints, kept_groups, now[0])
+    _record(settings, start, streams.epoch)
     return start
+
+
+def _record(settings: Settings, start: Start, epoch: int) -> None:
+    file, which = settings.security.audit_file, {"run": settings.run.id, "epoch": epoch}
+    if start.checkpoint is None:
+        record_act("start_run", "trainer", file, **which)
+    else:
+        state, manifest = start.checkpoint
+        record_act("restore_checkpoint", "trainer", file, **which, step=manifest.step, folder=str(state.parent))
 
 
 def find_start(settings: Settings, checkpoints: Checkpoints, kept_groups: KeptGroups, acknowledged: int) -> Start:

@@ -13,6 +13,7 @@ import torch
 
 from forage_common.files.model_folder import WEIGHTS
 from forage_policies.digests import compute_digest
+from forage_policies.folders import DESCRIPTION, SIGNED
 from forage_trainer.weights.safetensors_file import digest_safetensors, write_safetensors
 
 INDEX = f"{WEIGHTS}.index.json"
@@ -70,7 +71,7 @@ def write_model_folder(
 def copy_configuration(source: Path, folder: Path) -> None:
     """Copy the files of a model folder that are not weights: configuration, tokenizer, chat template."""
     for file in sorted(source.iterdir()):
-        if file.suffix in _COPIED and not file.name.endswith(".index.json"):
+        if file.suffix in _COPIED and not file.name.endswith(".index.json") and file.name not in (DESCRIPTION, SIGNED):
             shutil.copyfile(file, folder / file.name)
 
 

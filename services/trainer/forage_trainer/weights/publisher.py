@@ -19,17 +19,22 @@ import torch
 from prometheus_client import Counter, Gauge
 
 from forage_common.errors import DataError
-from forage_common.settings import PublishSettings
+from forage_common.security.audit import record_act
+from forage_common.security.signatures import RunSignatures
+from forage_common.settings import PublishSettings, SecuritySettings, Settings
 from forage_common.streams.client import LIVELY_S, StreamClient
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import waiting
 from forage_common.v1.trajectory_pb2 import Policy, PolicyFile, PolicyPart
+from forage_policies.admission import sign_announcement
 from forage_policies.delta import encode_delta
 from forage_policies.digests import compute_content, compute_digest
 from forage_policies.direct_sender import DirectSender
 from forage_policies.folders import describe_folder, list_needed, write_description
+from forage_policies.signed_folder import sign_folder
 from forage_trainer.files import stage_folder
 from forage_trainer.waiting import RedisRetry
+from forage_trainer.weights.direct_sender import open_sender
 from forage_trainer.weights.model_files import (
     Adapter,
     WeightsFile,
@@ -69,11 +74,15 @@ class Publisher:
         settings: PublishSettings,
         retry: RedisRetry,
         sender: DirectSender | None = None,
+        signatures: RunSignatures | None = None,
+        audit_file: Path | None = None,
     ) -> None:
         """
         Args:
             model_folder: the initial policy, whose configuration and tokenizer every whole policy contains.
             sender: sends every announced policy to engines that ask; it is closed with the publisher.
+            signatures: signs folders and announcements; None: nobody does.
+            audit_file: as of `record_act`.
         """
         self._store = store
         self._model_folder = model_folder
@@ -81,10 +90,26 @@ class Publisher:
         self._settings = settings
         self._retry = retry
         self._sender = sender
+        self._signatures = signatures or RunSignatures(SecuritySettings(), "")
+        self._audit_file = audit_file
         self._policy: Policy | None = None
         self._base: _Base | None = None
         self._threads = ThreadPoolExecutor(1, "publish")
         self._publishing: Future[Policy] | None = None
+
+    @classmethod
+    def open(
+        cls,
+        settings: Settings,
+        store: PolicyStore,
+        streams: StreamClient,
+        retry: RedisRetry,
+        signatures: RunSignatures,
+    ) -> Publisher:
+        """The publisher of a run; raises as `open_sender`."""
+        sender, audit_file = open_sender(settings), settings.security.audit_file
+        publish = settings.trainer.publish
+        return cls(store, settings.model.path, streams, publish, retry, sender, signatures, audit_file)
 
     def publish(self, version: int, weights: Mapping[str, torch.Tensor] | Adapter, whole: bool = False) -> Policy:
         """Write and announce a policy, or an adapter alone. Delete old folders that no replica needs.
@@ -104,6 +129,7 @@ class Publisher:
         if self._sender is not None:
             policy.direct.host, policy.direct.port = self._sender.host, self._sender.port
             self._sender.offer(self._store.find_files(policy))
+        sign_announcement(policy, self._signatures)
         self._announce(policy)
         self._policy, self._base = policy, self._keep(policy, weights)
         size, seconds = measure_published(policy), time.perf_counter() - began
@@ -119,6 +145,16 @@ class Publisher:
             bytes=size,
             delta=bool(policy.parts),
             seconds=round(seconds, 3),
+        )
+        record_act(
+            "publish_policy",
+            "trainer",
+            self._audit_file,
+            run=self._signatures.run,
+            version=version,
+            epoch=policy.epoch,
+            uri=policy.uri,
+            signed_by=self._signatures.key_id,
         )
         self._delete_unneeded(policy)
         return policy
@@ -189,6 +225,7 @@ class Publisher:
             policy.digest = files[0].digest if len(files) == 1 else ""
             policy.published_unix_ms = int(time.time() * 1000)
             write_description(folder, policy)
+            sign_folder(folder, policy, self._signatures)
         return policy
 
     def _write_delta(
