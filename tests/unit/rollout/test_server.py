@@ -284,7 +284,8 @@ async def test_who_controls_the_engines_is_recorded(
 ) -> None:
     token, audit, address = tmp_path / "token", tmp_path / "audit.jsonl", free_address()
     token.write_text("secret\n")
-    server = make_server(address, RolloutApi(backend, state, 0, audit, has_token=True), TokenFile(token))
+    servicer = RolloutApi(backend, state, 0, audit, has_token=True)
+    server = make_server(address, servicer, TokenFile(token), TlsSettings())
     await server.start()
     async with grpc.aio.insecure_channel(address) as channel:
         stub, metadata = RolloutStub(channel), (("authorization", "Bearer secret"),)
