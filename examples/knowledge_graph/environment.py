@@ -2,7 +2,10 @@
 
 rollout:
   environments:
-    knowledge_graph: {path: examples/knowledge_graph/environment.py, params: {address: "127.0.0.1:18640"}}
+    knowledge_graph:
+      path: examples/knowledge_graph/environment.py
+      network: true
+      params: {address: "127.0.0.1:18640"}
 """
 
 from __future__ import annotations

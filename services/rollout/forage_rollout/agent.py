@@ -31,8 +31,9 @@ from forage_common.v1.trajectory_pb2 import (
     Trajectory,
     TrajectoryGroup,
 )
-from forage_rollout.environments.environment import Environment, EnvironmentFailedError, Episode
-from forage_rollout.environments.registry import BUILT_IN, EXPECTED, load_environments
+from forage_rollout.environments.environment import EnvironmentFailedError, Episode
+from forage_rollout.environments.loading import BUILT_IN, EXPECTED
+from forage_rollout.environments.registry import AnyEnvironment, build_name, end_episode, load_environments, settle
 from forage_rollout.loop.generation import Engine, Generation, Request, build_request
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.loop.trajectory_builder import Limits, TrajectoryBuilder
@@ -209,6 +210,8 @@ class Agent:
             status, detail = _find_status(error), str(error)
             if builder.turns and not builder.last_observation:  # else the last action was answered
                 builder.turns[-1].retrieval_status = status
+        finally:
+            end_episode(environment, builder.episode)
         timings.total_s = time.perf_counter() - begin
         trajectory = builder.build()
         trajectory.status, trajectory.status_detail = status, detail
@@ -220,7 +223,7 @@ class Agent:
         prompt, sample = episode.prompt, episode.sample
         while (context := builder.next_context()) is not None:
             with self._wrap_errors_of(environment):
-                budget = environment.budget(episode)
+                budget = await settle(environment.budget(episode))
                 if budget.min_tokens and prompt.purpose == Purpose.PURPOSE_TRAIN:
                     # The engine samples without the tokens that would end the generation; the trainer scores among all.
                     raise ValueError(f"{budget}: what is sampled with min_tokens cannot be trained on; leave it out")
@@ -241,7 +244,8 @@ class Agent:
             finally:
                 timings.generate_s += time.perf_counter() - start
             with self._wrap_errors_of(environment):
-                action = builder.add_generation(generation)
+                text = builder.add_generation(generation)
+                action = builder.add_action(await settle(environment.parse(text, episode)))
             if on_event is not None:
                 acted = RunStreamResponse(sample=sample, text=builder.spans[-1].text)
                 acted.acted.CopyFrom(builder.turns[-1])
@@ -277,7 +281,7 @@ class Agent:
             return generation
 
     @contextmanager
-    def _wrap_errors_of(self, environment: Environment) -> Iterator[None]:
+    def _wrap_errors_of(self, environment: AnyEnvironment) -> Iterator[None]:
         """Let errors of services pass; wrap and count any other exception of the environment's own code."""
         try:
             yield
@@ -285,7 +289,10 @@ class Agent:
             raise
         except Exception as error:
             self.counts.environment_failures += 1
-            name = type(environment).__name__
+            name = build_name(environment)
+            if isinstance(error, EnvironmentFailedError):  # in its own process, which says what and where
+                log.error("environment_failed", environment=name, detail=str(error), stack=error.stack)
+                raise
             log.exception("environment_failed", environment=name)
             raise EnvironmentFailedError(f"environment {name}: {type(error).__name__}: {error}") from error
 

@@ -87,7 +87,8 @@ def reward(
 
 
 async def run(engine: ScriptedEngine, graph: str, reward: str, timeout_s: float = 5.0) -> Trajectory:
-    route = EnvironmentRoute(path=EXAMPLE / "environment.py", params={"address": graph, "timeout_s": timeout_s})
+    params = {"address": graph, "timeout_s": timeout_s}
+    route = EnvironmentRoute(path=EXAMPLE / "environment.py", network=True, params=params)
     rollout = RolloutSettings(
         **SIZES, max_turns=8, environments={"knowledge_graph": route}, engine=EngineSettings(max_model_len=9999)
     )

@@ -16,6 +16,7 @@ from forage_common.clients.retriever import RetrieverClient
 from forage_common.clients.reward import RewardClient
 from forage_common.errors import SettingsError
 from forage_common.settings import EngineSettings, EnvironmentRoute, RolloutSettings, Settings
+from forage_common.settings.security import SecuritySettings
 from forage_common.v1.trajectory_pb2 import ActionKind, ChatMessage, Prompt, Purpose, Status, Trajectory
 from forage_rollout.agent import Agent
 from forage_rollout.environments import load_environments
@@ -110,8 +111,8 @@ async def test_a_custom_environment_decides_actions_lengths_and_observations(own
             "def budget(self, e): return Budget(0)",
             "Budget(max_tokens=0, min_tokens=0): expected max_tokens of at least 1",
         ),
-        ("def budget(self, e): return 64", "AttributeError"),
-        ("def parse(self, text, e): return 'search'", "AttributeError"),
+        ("def budget(self, e): return 64", "TypeError: budget returned 64: expected Budget"),
+        ("def parse(self, text, e): return 'search'", "TypeError: parse returned 'search': expected Action"),
         ("def parse(self, text, e): raise RuntimeError(text)", "RuntimeError: no block"),
     ],
 )
@@ -196,12 +197,12 @@ async def test_a_prompt_may_name_its_environment(char_codec: Any) -> None:
         assert engine.asked[0].stop == stops, name
 
 
-def test_a_file_is_imported_once(tmp_path: Path) -> None:
+def test_in_one_process_a_file_is_imported_once(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     log = tmp_path / "log"
     file.write_text(f"open({str(log)!r}, 'a').write('x')\n{OWN}")
     route = EnvironmentRoute(path=file)
-    settings = build_settings(a=route, b=route)
+    settings = build_settings(a=route, b=route).model_copy(update={"security": SecuritySettings(user_code="off")})
     environments = load_environments(settings, RetrieverClient(settings.retriever.http_address))
     assert type(environments.select("a")) is type(environments.select("b"))
     assert environments.select("a") is not environments.select("b")
@@ -264,7 +265,7 @@ def test_a_wrong_route_is_named(route: dict[str, Any], words: str) -> None:
 
 def test_an_entry_point_is_an_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "casino_package.py").write_text(OWN)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     settings = build_settings(own=EnvironmentRoute(entry_point="casino_package:Casino"))
     assert load_environments(settings, RetrieverClient("127.0.0.1:9")).select("own").tags == ("roll", "answer")
 

@@ -13,7 +13,7 @@ from forage_common.errors import SettingsError
 from forage_common.settings import EngineSettings, RolloutSettings
 from forage_common.text.observation import format_passages
 from forage_common.v1.trajectory_pb2 import ActionKind, Document, Prompt, Role, Trajectory
-from forage_rollout.environments.environment import Episode, Observation
+from forage_rollout.environments.environment import Action, Episode, Observation
 from forage_rollout.environments.search import Search
 from forage_rollout.loop.generation import Generation
 from forage_rollout.loop.trajectory_builder import Limits, TrajectoryBuilder
@@ -36,6 +36,12 @@ def build_observation(contents: Sequence[str]) -> Observation:
     return Observation(format_passages(documents).strip(), documents=documents)
 
 
+def add_generation(loop: TrajectoryBuilder, generation: Generation) -> Action:
+    """As the agent does."""
+    text = loop.add_generation(generation)
+    return loop.add_action(loop.environment.parse(text, loop.episode))  # type: ignore[arg-type] - in this process
+
+
 def play(
     codec: Any,
     max_turns: int,
@@ -50,7 +56,7 @@ def play(
     answers = iter(script)
     while (context := loop.next_context()) is not None:
         contexts.append(context)
-        action = loop.add_generation(build_generation(codec.encode(next(answers)), split))
+        action = add_generation(loop, build_generation(codec.encode(next(answers)), split))
         if not loop.may_act or action.kind == ActionKind.ACTION_KIND_ANSWER:
             continue
         if action.kind == ActionKind.ACTION_KIND_SEARCH:
@@ -90,7 +96,7 @@ def test_a_single_step_gives_what_the_table_says(steps_row: dict[str, Any], char
     codec = char_codec()
     text = steps_row["generation"]
     loop = begin(codec, WIDE, "P")
-    action = loop.add_generation(build_generation(codec.encode(text)))
+    action = add_generation(loop, build_generation(codec.encode(text)))
     if action.kind == ActionKind.ACTION_KIND_SEARCH:
         loop.add_observation(build_observation(steps_row["documents"][action.content]))
     elif action.kind == ActionKind.ACTION_KIND_INVALID:
@@ -170,7 +176,7 @@ def test_a_context_that_slides_marks_the_trajectory_but_loses_no_token_of_it(cha
 def test_a_generation_that_hits_its_length_is_marked_and_explained(char_codec: Any) -> None:
     codec = char_codec()
     loop = begin(codec, WIDE, "P")
-    action = loop.add_generation(build_generation(codec.encode("<search>never en"), hit_length=True))
+    action = add_generation(loop, build_generation(codec.encode("<search>never en"), hit_length=True))
     assert action.kind == ActionKind.ACTION_KIND_INVALID
     assert loop.build().truncated
 
@@ -195,7 +201,7 @@ def test_a_context_and_a_response_fit_the_engine(char_codec: Any) -> None:
 
 def test_an_observation_keeps_its_tags_and_its_body_cannot_close_them(char_codec: Any) -> None:
     loop = begin(char_codec(special=["<|end|>"]), WIDE, "P")
-    loop.add_generation(build_generation(loop.codec.encode("<search>q</search>")))
+    add_generation(loop, build_generation(loop.codec.encode("<search>q</search>")))
     loop.add_observation(Observation("a</result><|end|></search>", opening="<result>", closing="</result>"))
     assert loop.last_observation == "<result>a&lt;/result&gt;&lt;|end|&gt;&lt;/search&gt;</result>"
     assert char_codec(special=["<|end|>"]).vocabulary_size - 1 not in loop.token_ids
@@ -203,7 +209,7 @@ def test_an_observation_keeps_its_tags_and_its_body_cannot_close_them(char_codec
 
 def test_an_observation_whose_tags_do_not_fit_is_an_error_that_names_the_setting(char_codec: Any) -> None:
     loop = begin(char_codec(), Limits(100, 2000, 500, 40), "P")
-    loop.add_generation(build_generation(loop.codec.encode("<search>q</search>")))
+    add_generation(loop, build_generation(loop.codec.encode("<search>q</search>")))
     with pytest.raises(ValueError, match=r"41 tokens, rollout\.max_obs_length is 40"):
         loop.add_observation(Observation("body", opening="x" * 21, closing="y" * 20))
 
@@ -211,11 +217,11 @@ def test_an_observation_whose_tags_do_not_fit_is_an_error_that_names_the_setting
 def test_without_feedback_the_next_generation_follows_at_once(char_codec: Any) -> None:
     loop = begin(char_codec(), WIDE, "P")
     loop.environment.feedback = ""
-    loop.add_generation(build_generation(loop.codec.encode("nothing")))
+    add_generation(loop, build_generation(loop.codec.encode("nothing")))
     loop.add_feedback()
     assert loop.last_observation == ""
     assert loop.codec.decode(loop.next_context() or []) == "Pnothing"
-    loop.add_generation(build_generation(loop.codec.encode("<answer>a</answer>")))
+    add_generation(loop, build_generation(loop.codec.encode("<answer>a</answer>")))
     done = loop.build()
     assert list(done.turn_ids) == [1] * 7 + [2] * 18
     assert [(span.begin, span.end) for span in done.spans] == [(0, 1), (1, 8), (8, 26)]
@@ -229,7 +235,7 @@ def test_a_parser_that_fails_leaves_the_generation_as_an_invalid_action(char_cod
 
     loop.environment.parse = fail  # type: ignore[method-assign]
     with pytest.raises(KeyError):
-        loop.add_generation(build_generation(loop.codec.encode("abc")))
+        add_generation(loop, build_generation(loop.codec.encode("abc")))
     done = loop.build()
     assert [turn.action for turn in done.turns] == [ActionKind.ACTION_KIND_INVALID]
     assert len(done.loss_mask) == len(done.turn_ids) == len(done.logprobs) == 3
@@ -247,7 +253,7 @@ def test_a_huge_observation_is_encoded_in_bounded_time(char_codec: Any) -> None:
     for size in (1_000, 3_000_000):
         codec = Counting(extra=["zz"])
         loop = begin(codec, Limits(100, 2000, 500, 100), "P")
-        loop.add_generation(build_generation(codec.encode("<search>q</search>")))
+        add_generation(loop, build_generation(codec.encode("<search>q</search>")))
         loop.add_observation(Observation("z" * size))
         assert codec.encoded < 1_000
         assert loop.truncated

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 from forage_common.errors import ForageError, UserError
@@ -32,6 +33,7 @@ _LENGTH = struct.Struct("<I")
 _ORPHAN_CHECK_S = 1.0
 _PR_SET_PDEATHSIG = 1
 START_TIMEOUT_S = 60.0
+_FOLDER = "forage-user-"
 MAX_ANSWER_BYTES = 64 * 2**20
 """Of a confined child: code that is not trusted must not fill the memory of its parent."""
 
@@ -100,7 +102,8 @@ class Child:
     def _start_confined(
         self, command: Sequence[str], arguments: Sequence[str], descriptor: int, confinement: Confinement
     ) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="forage-user-"))
+        sweep_folders()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
         temporary = str(self._folder)
         confinement = dataclasses.replace(confinement, temporary=temporary)
         reading, writing = os.pipe()
@@ -137,14 +140,15 @@ class Child:
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
         """For the time of a call, in which it may use the processor."""
-        if self._watched is None:
+        watched = self._watched
+        if watched is None:
             yield
             return
-        self._watched.begin_call()
+        watched.begin_call()
         try:
             yield
         finally:
-            self._watched.end_call()
+            watched.end_call()
 
     @property
     def is_alive(self) -> bool:
@@ -248,8 +252,13 @@ class ParentConnection:
     def __init__(self, descriptor: int, confinement: Confinement | None = None) -> None:
         write_stacks_on_signal()
         self._problem = "" if confinement is None else _confine(confinement)
-        self._file = socket.socket(fileno=descriptor).makefile("rwb")
+        self._socket = socket.socket(fileno=descriptor)
+        self._file = self._socket.makefile("rwb")
         threading.Thread(target=_exit_with_parent, args=(os.getppid(),), name="orphan", daemon=True).start()
+
+    def take_socket(self) -> socket.socket:
+        """The connection, for a child that answers several calls at a time; `receive` and `send` end with it."""
+        return self._socket
 
     def receive(self) -> bytes | None:
         """Wait for the next frame; None when the parent has closed the connection."""
@@ -285,6 +294,26 @@ def _confine(confinement: Confinement) -> str:
     except ConfinementError as error:
         return str(error)
     return ""
+
+
+@cache
+def sweep_folders() -> None:
+    """Remove, once, the temporary folders of children whose parents were killed and could not."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
+        owner = folder.name.removeprefix(_FOLDER).partition("-")[0]
+        with contextlib.suppress(OSError, ValueError):
+            if folder.lstat().st_uid == os.getuid() and not folder.is_symlink() and not _is_running(int(owner)):
+                remove_folder(folder)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def remove_folder(folder: Path) -> None:

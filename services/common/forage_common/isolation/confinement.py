@@ -81,7 +81,8 @@ def build_environment(environment: Mapping[str, str], temporary: str) -> dict[st
         for name, value in environment.items()
         if name in _VARIABLES or name.startswith("LC_") or name.endswith("_NUM_THREADS")
     }
-    return kept | {"HOME": temporary, "TMPDIR": temporary, "USER": "forage"}
+    # Unbuffered: what it prints before it is killed is the most interesting.
+    return kept | {"HOME": temporary, "TMPDIR": temporary, "USER": "forage", "PYTHONUNBUFFERED": "1"}
 
 
 def confine(confinement: Confinement) -> None:

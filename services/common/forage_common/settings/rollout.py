@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from forage_common.settings.base import Address, Device, Params, Section
+from forage_common.settings.security import UserCode
 
 DEFAULT_ENVIRONMENT = "search"
 """The environment of data sources that the settings do not list."""
@@ -64,18 +65,28 @@ class ReplicaSettings(Section):
         return self
 
 
-class EnvironmentRoute(Section):
-    """The environment of a data source: a built-in one or your own."""
+class EnvironmentRoute(UserCode):
+    """The environment of a data source: a built-in one or your own, which runs in a process of its own."""
 
     name: str = Field("", description="Built-in environment: search or single_turn")
     path: Path | None = Field(None, description="Python file with an environment; exclusive with name and entry_point")
     entry_point: str = Field("", description="module:class of an environment; exclusive with name and path")
     params: Params = Field(default_factory=dict, description="Parameters of the environment")
+    timeout_s: float = Field(
+        30.0, gt=0, description="Longest that your code may keep its event loop busy; then its process is restarted"
+    )
+    memory_mib: int = Field(
+        2048, ge=16, description="Memory that your code may use beyond that of an empty interpreter"
+    )
 
     @model_validator(mode="after")
     def _check_source(self) -> EnvironmentRoute:
         if bool(self.name) + bool(self.path) + bool(self.entry_point) != 1:
             raise ValueError("give exactly one of name, path and entry_point")
+        of_own = self.model_fields_set & {*UserCode.model_fields, "timeout_s", "memory_mib"}
+        own_values = {name for name in of_own if getattr(self, name) != EnvironmentRoute.model_fields[name].default}
+        if self.name and own_values:
+            raise ValueError(f"{', '.join(sorted(own_values))}: for code of your own; {self.name} is built in")
         return self
 
     def __str__(self) -> str:

@@ -13,7 +13,7 @@ from forage_rollout.environments.registry import load_environments
 def main() -> None:
     try:
         settings = settings_from_arguments(sys.argv[1:])
-        load_environments(settings, RetrieverClient.from_settings(settings))
+        load_environments(settings, RetrieverClient.from_settings(settings)).kill()
     except UserError as error:
         sys.stderr.write(f"{error}\n")
         raise SystemExit(error.exit_code) from None

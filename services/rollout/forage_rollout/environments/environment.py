@@ -19,7 +19,15 @@ ANSWER = "answer"
 
 
 class EnvironmentFailedError(ForageError):
-    """An environment's own code failed; its trajectory keeps the message and stays out of loss and baseline."""
+    """An environment's own code failed; its trajectory keeps the message and stays out of loss and baseline.
+
+    Args:
+        stack: where, if it was in another process.
+    """
+
+    def __init__(self, message: str, stack: str = "") -> None:
+        super().__init__(message)
+        self.stack = stack
 
 
 @dataclass(frozen=True)

@@ -1,29 +1,22 @@
-"""The environment of each data source: built in, or your own from a file or a package."""
+"""The environment of each data source: built in, or your own, in a process of its own."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.util
 import inspect
-import re
-import sys
-from collections.abc import Mapping
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Awaitable, Mapping
+from typing import TypeVar
 
 from forage_common.clients.retriever import RetrieverClient
-from forage_common.errors import SettingsError
-from forage_common.settings import EnvironmentRoute, Settings
+from forage_common.errors import ForageError, SettingsError
+from forage_common.isolation.support import log_protections
+from forage_common.settings import Settings
 from forage_common.settings.rollout import DEFAULT_ENVIRONMENT
-from forage_rollout.environments.environment import Environment
-from forage_rollout.environments.search import Search
-from forage_rollout.environments.single_turn import SingleTurn
+from forage_rollout.environments.environment import Environment, Episode
+from forage_rollout.environments.loading import BUILT_IN, create_environment, explain_error
+from forage_rollout.environments.remote import RemoteEnvironment
 
-BUILT_IN: Mapping[str, type[Environment]] = {"search": Search, "single_turn": SingleTurn}
-EXPECTED = f"one of {', '.join(BUILT_IN)}; or nothing = that of the data source"
-"""Valid values of a prompt's `environment`, for error messages."""
-_TAG = re.compile(r"[A-Za-z][\w-]*")
+T = TypeVar("T")
+AnyEnvironment = Environment | RemoteEnvironment
 
 
 class Environments:
@@ -34,104 +27,70 @@ class Environments:
         by_data_source: those that the settings name.
     """
 
-    def __init__(self, built_in: Mapping[str, Environment], by_data_source: Mapping[str, Environment]) -> None:
+    def __init__(self, built_in: Mapping[str, Environment], by_data_source: Mapping[str, AnyEnvironment]) -> None:
         self._built_in = dict(built_in)
         self._by_data_source = dict(by_data_source)
 
-    def select(self, data_source: str, name: str = "") -> Environment:
+    def select(self, data_source: str, name: str = "") -> AnyEnvironment:
         """The built-in environment of this name; without a name that of the data source."""
         return (
             self._built_in[name] if name else self._by_data_source.get(data_source, self._built_in[DEFAULT_ENVIRONMENT])
         )
 
     async def close(self) -> None:
-        """Close the connections and files of every environment."""
+        """Close the connections, files and processes of every environment."""
         for environment in (*self._built_in.values(), *self._by_data_source.values()):
             await environment.close()
 
+    def kill(self) -> None:
+        """End the processes of environments that were only to be checked."""
+        _kill(self._by_data_source)
+
+
+async def settle(value: T | Awaitable[T]) -> T:
+    """The value, or what it becomes: environments in this process answer at once, others later."""
+    return await value if inspect.isawaitable(value) else value
+
+
+def build_name(environment: AnyEnvironment) -> str:
+    """The name of an environment's class."""
+    return environment.name if isinstance(environment, RemoteEnvironment) else type(environment).__name__
+
+
+def end_episode(environment: AnyEnvironment, episode: Episode) -> None:
+    """Let an environment forget a trajectory that has ended."""
+    if isinstance(environment, RemoteEnvironment):
+        environment.end(episode)
+
 
 def load_environments(settings: Settings, retriever: RetrieverClient) -> Environments:
-    """Load and check every environment of the settings.
+    """Load and check every environment of the settings. Your own get a process each, unless security.user_code is off.
 
     Raises:
-        SettingsError: one cannot be loaded or is not an environment; names its data source and its file.
+        SettingsError: one cannot be loaded or is not an environment; names its data source and its file. Or
+            security.user_code asks for more than this machine has.
     """
-    rollout = settings.rollout
-    loaded = {}
+    rollout, mode = settings.rollout, settings.security.user_code
+    own = {source: route for source, route in rollout.environments.items() if not route.name}
+    if own:
+        log_protections("environment", own, mode)
+    loaded: dict[str, AnyEnvironment] = {}
     for source, route in rollout.environments.items():
         try:
-            kind = _find_class(route)
-            loaded[source] = kind(rollout, retriever, **route.params)
-            _check_environment(loaded[source])
+            if route.name or mode == "off":
+                loaded[source] = create_environment(route, rollout, retriever)
+            else:
+                loaded[source] = RemoteEnvironment(source, settings, retriever)
         except (Exception, SystemExit) as error:  # user code may raise anything
-            is_sentence = isinstance(error, ValueError)
-            reason = str(error) if is_sentence else f"{type(error).__name__}: {error}"
+            _kill(loaded)
+            reason = str(error) if isinstance(error, ForageError) else explain_error(error)
             raise SettingsError(
                 f"rollout.environments.{source} ({route.name or route.entry_point or route.path}): {reason}"
             ) from error
     return Environments({name: kind(rollout, retriever) for name, kind in BUILT_IN.items()}, loaded)
 
 
-def _find_class(route: EnvironmentRoute) -> type[Environment]:
-    if route.name:
-        if route.name not in BUILT_IN:
-            raise ValueError(f"no environment has this name: expected one of {', '.join(BUILT_IN)}")
-        return BUILT_IN[route.name]
-    if route.path is not None:
-        return _find_single_class(_import_file(route.path))
-    module, colon, name = route.entry_point.partition(":")
-    if not colon:
-        raise ValueError("entry_point must be module:class")
-    kind = getattr(importlib.import_module(module), name, None)
-    if not (inspect.isclass(kind) and issubclass(kind, Environment)):
-        raise ValueError(f"{name} is {kind!r}: expected a subclass of {Environment.__qualname__}")
-    return kind
-
-
-def _import_file(path: Path) -> ModuleType:
-    """Import a Python file, once a process."""
-    name = f"forage_environment_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise ValueError("not a Python file: expected an existing .py file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-def _find_single_class(module: ModuleType) -> type[Environment]:
-    own = [
-        value
-        for value in vars(module).values()
-        if inspect.isclass(value) and issubclass(value, Environment) and value.__module__ == module.__name__
-    ]
-    if len(own) != 1:
-        names = ", ".join(kind.__name__ for kind in own) or "none"
-        raise ValueError(
-            f"defines {len(own)} environments ({names}): expected one subclass of "
-            "forage_rollout.environments.environment.Environment"
-        )
-    return own[0]
-
-
-def _check_environment(environment: Environment) -> None:
-    tags = environment.tags
-    if not isinstance(tags, tuple) or not tags or not all(isinstance(t, str) and _TAG.fullmatch(t) for t in tags):
-        raise ValueError(f"tags is {tags!r}: expected a tuple of names such as ('search', 'answer')")
-    if not isinstance(environment.feedback, str):
-        raise ValueError(f"feedback is {environment.feedback!r}: expected a string")
-    turns = environment.max_turns
-    if not isinstance(turns, int) or isinstance(turns, bool) or turns < 0:
-        raise ValueError(f"max_turns is {turns!r}: expected 0 or more turns")
-    if not inspect.iscoroutinefunction(environment.respond):
-        raise ValueError("respond is not a coroutine function: write 'async def respond(self, action, episode)'")
-    stops = environment.stops
-    if not isinstance(stops, tuple) or not all(isinstance(stop, str) and stop for stop in stops):
-        raise ValueError(f"stops is {stops!r}: expected a tuple of strings")
+def _kill(environments: Mapping[str, AnyEnvironment]) -> None:
+    for environment in environments.values():
+        if isinstance(environment, RemoteEnvironment):
+            environment.kill()

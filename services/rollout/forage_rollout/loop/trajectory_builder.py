@@ -1,8 +1,8 @@
 """The multi-turn loop of one trajectory as a state machine: token in, token out, no clock, no network.
 
-The caller generates from `next_context()`, passes the generation to `add_generation()`, lets the environment respond to
-the action, passes the observation to `add_observation()` or calls `add_feedback()`, and repeats until `next_context()`
-is None.
+The caller generates from `next_context()`, passes the generation to `add_generation()`, lets the environment read its
+action, passes that to `add_action()`, lets the environment respond to it, passes the observation to `add_observation()`
+or calls `add_feedback()`, and repeats until `next_context()` is None.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from forage_common.errors import SettingsError
 from forage_common.settings import RolloutSettings
 from forage_common.text.observation import escape_tags, find_tag_names
 from forage_common.v1.trajectory_pb2 import ActionKind, PolicySegment, Role, Span, Status, Trajectory, Turn
-from forage_rollout.environments.environment import INVALID, Action, Environment, Episode, Observation
+from forage_rollout.environments.environment import INVALID, Action, Episode, Observation
+from forage_rollout.environments.registry import AnyEnvironment
 from forage_rollout.loop.generation import Generation
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.loop.turns import cut_at_stop
@@ -69,7 +70,7 @@ class TrajectoryBuilder:
 
     limits: Limits
     codec: FileTokenizer
-    environment: Environment
+    environment: AnyEnvironment
     episode: Episode
     token_ids: list[int]
     truncated: bool = False
@@ -89,7 +90,7 @@ class TrajectoryBuilder:
         limits: Limits,
         codec: FileTokenizer,
         prompt_ids: Sequence[int],
-        environment: Environment,
+        environment: AnyEnvironment,
         episode: Episode,
     ) -> TrajectoryBuilder:
         """Begin with a rendered prompt, of which the last `max_start_length` tokens are kept."""
@@ -114,12 +115,8 @@ class TrajectoryBuilder:
         self.episode.turn = len(self.turns) + 1
         return context
 
-    def add_generation(self, generation: Generation) -> Action:
-        """Append a generation; returns the action that the environment reads in it.
-
-        Raises:
-            Exception: whatever the environment raised; the generation is kept as an invalid action.
-        """
+    def add_generation(self, generation: Generation) -> str:
+        """Append a generation, as an invalid action; returns the text in which the environment reads another one."""
         part = cut_at_stop(generation.token_ids, self.codec.decode, self.environment.stops)
         index = len(self.turns) + 1
         begin = len(self.loss_mask)
@@ -134,7 +131,7 @@ class TrajectoryBuilder:
                 self.segments.append(PolicySegment(version=version, epoch=epoch, begin=begin + first, end=begin + last))
         self.episode.hit_length = generation.hit_length and not part.stopped
         self.truncated |= self.episode.hit_length
-        # Recorded before the environment parses: its code may raise, and the tokens are there already.
+        # Before the environment parses: its code may raise, and the tokens are there already.
         turn = Turn(
             index=index,
             action=INVALID.kind,
@@ -142,7 +139,11 @@ class TrajectoryBuilder:
             context_begin=self.context_begin,
         )
         self.turns.append(turn)
-        action = self.environment.parse(self._strip_end_token(part.text), self.episode)
+        return self._strip_end_token(part.text)
+
+    def add_action(self, action: Action) -> Action:
+        """Record the action of the last generation; returns it."""
+        turn = self.turns[-1]
         turn.action, turn.content, turn.tag = action.kind, action.content, action.tag
         self.finished = action.kind == ActionKind.ACTION_KIND_ANSWER
         return action

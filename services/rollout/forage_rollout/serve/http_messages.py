@@ -21,7 +21,7 @@ from forage_common.v1.trajectory_pb2 import (
     Trajectory,
     TrajectoryGroup,
 )
-from forage_rollout.environments.registry import BUILT_IN, EXPECTED
+from forage_rollout.environments.loading import BUILT_IN, EXPECTED
 from forage_rollout.serve.prompt_checks import MAX_SAMPLES, MAX_TEMPERATURE, MAX_TOP_K
 
 _ACTION_NAMES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from forage_common.v1.trajectory_pb2 import Prompt
-from forage_rollout.environments.registry import BUILT_IN, EXPECTED
+from forage_rollout.environments.loading import BUILT_IN, EXPECTED
 
 MAX_SAMPLES = 1024
 MAX_TEMPERATURE = 100.0

@@ -57,7 +57,7 @@ def main(settings: Settings) -> None:
     check_model_folder(settings.model.path, weights=not settings.rollout.engine.endpoint)
     tokenizer = FileTokenizer(settings.model.path)
     Limits.from_settings(settings.rollout, tokenizer)
-    environments.load_environments(settings, RetrieverClient.from_settings(settings))
+    environments.load_environments(settings, RetrieverClient.from_settings(settings)).kill()
     asyncio.run(check_endpoint(settings))
     check_before_start(settings.rollout.engine)
     RunSignatures(settings.security, settings.run.id)  # a wrong key file is said now, not by each engine

@@ -1,0 +1,106 @@
+"""Loads an environment of the settings: built in, or your own from a file or a package; and checks it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+from forage_common.clients.retriever import RetrieverClient
+from forage_common.settings import EnvironmentRoute, RolloutSettings
+from forage_rollout.environments.environment import Environment
+from forage_rollout.environments.search import Search
+from forage_rollout.environments.single_turn import SingleTurn
+
+BUILT_IN: Mapping[str, type[Environment]] = {"search": Search, "single_turn": SingleTurn}
+EXPECTED = f"one of {', '.join(BUILT_IN)}; or nothing = that of the data source"
+"""Valid values of a prompt's `environment`, for error messages."""
+_TAG = re.compile(r"[A-Za-z][\w-]*")
+
+
+def create_environment(route: EnvironmentRoute, rollout: RolloutSettings, retriever: RetrieverClient) -> Environment:
+    """Load, create and check one environment.
+
+    Raises:
+        ValueError: it is not an environment; the message says what was expected.
+        Exception, SystemExit: whatever its own code raised.
+    """
+    environment = _find_class(route)(rollout, retriever, **route.params)
+    _check_environment(environment)
+    return environment
+
+
+def explain_error(error: BaseException) -> str:
+    """Why an environment could not be created; a ValueError is a sentence already."""
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+
+
+def _find_class(route: EnvironmentRoute) -> type[Environment]:
+    if route.name:
+        if route.name not in BUILT_IN:
+            raise ValueError(f"no environment has this name: expected one of {', '.join(BUILT_IN)}")
+        return BUILT_IN[route.name]
+    if route.path is not None:
+        return _find_single_class(_import_file(route.path))
+    module, colon, name = route.entry_point.partition(":")
+    if not colon:
+        raise ValueError("entry_point must be module:class")
+    kind = getattr(importlib.import_module(module), name, None)
+    if not (inspect.isclass(kind) and issubclass(kind, Environment)):
+        raise ValueError(f"{name} is {kind!r}: expected a subclass of {Environment.__qualname__}")
+    return kind
+
+
+def _import_file(path: Path) -> ModuleType:
+    """Import a Python file, once a process."""
+    name = f"forage_environment_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ValueError("not a Python file: expected an existing .py file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _find_single_class(module: ModuleType) -> type[Environment]:
+    own = [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, Environment) and value.__module__ == module.__name__
+    ]
+    if len(own) != 1:
+        names = ", ".join(kind.__name__ for kind in own) or "none"
+        raise ValueError(
+            f"defines {len(own)} environments ({names}): expected one subclass of "
+            "forage_rollout.environments.environment.Environment"
+        )
+    return own[0]
+
+
+def _check_environment(environment: Environment) -> None:
+    tags = environment.tags
+    if not isinstance(tags, tuple) or not tags or not all(isinstance(t, str) and _TAG.fullmatch(t) for t in tags):
+        raise ValueError(f"tags is {tags!r}: expected a tuple of names such as ('search', 'answer')")
+    if not isinstance(environment.feedback, str):
+        raise ValueError(f"feedback is {environment.feedback!r}: expected a string")
+    turns = environment.max_turns
+    if not isinstance(turns, int) or isinstance(turns, bool) or turns < 0:
+        raise ValueError(f"max_turns is {turns!r}: expected 0 or more turns")
+    if not inspect.iscoroutinefunction(environment.respond):
+        raise ValueError("respond is not a coroutine function: write 'async def respond(self, action, episode)'")
+    stops = environment.stops
+    if not isinstance(stops, tuple) or not all(isinstance(stop, str) and stop for stop in stops):
+        raise ValueError(f"stops is {stops!r}: expected a tuple of strings")
