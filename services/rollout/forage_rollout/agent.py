@@ -312,7 +312,7 @@ class Agent:
         start = time.perf_counter()
         try:
             scored = await self._reward.score(items)
-        except (UnavailableError, SettingsError, grpc.RpcError, MalformedReplyError) as error:
+        except (UnavailableError, RefusedError, SettingsError, grpc.RpcError, MalformedReplyError) as error:
             log.warning("scoring_failed", group=whole[0].group_uid, detail=str(error))
             for trajectory in whole:
                 trajectory.status, trajectory.status_detail = _find_status(error), str(error)

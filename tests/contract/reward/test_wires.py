@@ -21,11 +21,12 @@ from reward_process import Service
 
 from forage_common.clients.reward import RewardClient
 from forage_common.errors import SettingsError, UnavailableError
-from forage_common.security import channels, refusals
+from forage_common.security import channels, message_room, refusals
 from forage_common.security.channels import open_channel
 from forage_common.security.tokens import authorization_metadata
 from forage_common.settings import RewardSettings, RolloutSettings, Settings, TlsSettings
 from forage_common.v1 import reward_pb2, reward_pb2_grpc, trajectory_pb2
+from forage_reward.serve import server
 from forage_reward.serve.server import Server
 
 TOKEN, NEXT, WRONG = "the-secret-of-today", "the-secret-of-tomorrow", "a-secret-of-nobody"
@@ -77,8 +78,8 @@ def serve(free_address: Callable[[], str]) -> Iterator[Callable[..., Wire]]:
         return wire
 
     yield start
-    for server in servers:
-        server.drain(0)
+    for one in servers:
+        one.drain(0)
 
 
 @pytest.fixture
@@ -307,6 +308,51 @@ async def test_no_call_fails_while_certificates_and_authority_are_replaced(
     assert await asyncio.to_thread(wire.score, TlsSettings(cert=new.cert, key=new.key, ca=trusted)) == 1.0
     with pytest.raises(UnavailableError, match="refuse this client's certificate"):
         await asyncio.to_thread(wire.score, TlsSettings(cert=stranger.cert, key=stranger.key, ca=trusted))
+
+
+async def test_requests_that_do_not_arrive_fill_the_room_and_health_checks_have_their_own(
+    serve: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MAX_BYTES_IN_PROGRESS", 2 * server.MAX_MESSAGE_BYTES)
+    monkeypatch.setattr(message_room.MessageRoom.take, "__defaults__", (0.3,))
+    monkeypatch.setattr(message_room, "READ_S", 3.0)
+    wire = serve()
+    scored = asyncio.Event()
+
+    async def send_nothing() -> Any:
+        await scored.wait()
+        yield b""
+
+    async with open_channel(wire.address, NO_TLS) as channel:
+        call = channel.stream_unary("/forage.v1.Reward/Score")
+        stalled = [call(send_nothing()) for _ in range(2)]
+        await asyncio.sleep(0.3)
+        stub = reward_pb2_grpc.RewardStub(channel)
+        before = count("forage_common_requests_shed_total", wire="reward/grpc")
+        with pytest.raises(grpc.RpcError, match="requests of 64 MiB are in progress, the limit is 64 MiB") as refused:
+            await stub.Score(reward_pb2.ScoreRequest(items=[ITEM]), timeout=20)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert count("forage_common_requests_shed_total", wire="reward/grpc") == before + 1
+        await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+        assert [await one.code() for one in stalled] == [grpc.StatusCode.DEADLINE_EXCEEDED] * 2
+        reply = await stub.Score(reward_pb2.ScoreRequest(items=[ITEM]), timeout=20)
+        assert reply.items[0].score.total == 1.0
+        scored.set()
+
+
+async def test_a_batch_of_many_long_trajectories_is_scored_in_order(serve: Callable[..., Wire]) -> None:
+    items = []
+    for number in range(2000):
+        items.append(reward_pb2.ScoreItem())
+        items[-1].CopyFrom(ITEM)
+        items[-1].trajectory_id = f"t{number}"
+        items[-1].spans[0].text = "where " * 4000
+    settings = serve().make_settings()
+    client = RewardClient(settings.model_copy(update={"rollout": RolloutSettings(score_timeout_s=60.0)}))
+    scored = await client.score(items)  # 48 MB
+    await client.close()
+    assert [one.trajectory_id for one in scored] == [item.trajectory_id for item in items]
+    assert {one.score.total for one in scored} == {1.0}
 
 
 def test_workers_that_share_a_port_share_its_certificate_and_tokens(

@@ -12,9 +12,12 @@ from typing import Any
 
 import grpc
 import pytest
+from certificates import Issuer
 from otlp_receiver import Receiver
 from rollout_backend import LINES, AgentBackend, LineEngine
 
+from forage_common.clients.rollout import RolloutClient
+from forage_common.errors import SettingsError, UnavailableError
 from forage_common.security.tokens import TokenFile, authorization_metadata
 from forage_common.settings import EngineSettings, RolloutSettings, Settings, TlsSettings
 from forage_common.telemetry import tracing
@@ -306,3 +309,27 @@ async def test_who_controls_the_engines_is_recorded(
     assert (acts[0]["engines"], acts[0]["drain"]) == (2, True)
     assert "not newer than what is served" in acts[2]["reason"]
     assert (acts[3]["version"], acts[3]["epoch"], acts[3]["uri"]) == (9, 2, "/x")
+
+
+async def test_a_service_with_certificates_speaks_tls_alone(
+    backend: AgentBackend, state: ServiceState, free_address: Callable[[], str], tmp_path: Path
+) -> None:
+    issuer, address = Issuer(tmp_path), free_address()
+    (tmp_path / "token").write_text("a-secret")
+    tls = TlsSettings(**issuer.make_settings(issuer.issue("rollout"), require_client_cert=True))
+    own = RolloutSettings(grpc_address=address, auth_token_file=tmp_path / "token", trajectory_timeout_s=1)
+    server = make_server(address, RolloutApi(backend, state), TokenFile(tmp_path / "token"), tls)
+    await server.start()
+    async with RolloutClient(Settings(rollout=own, tls=tls)) as rollout:
+        group = await rollout.run(build_prompt())
+        events = [event async for event in rollout.stream(build_prompt())]
+    assert group.trajectories
+    assert events[-1].group.trajectories
+    async with RolloutClient(Settings(rollout=own)) as rollout:
+        with pytest.raises(UnavailableError, match=r"it may speak TLS \(set tls\.ca here\)"):
+            await drain(rollout.stream(build_prompt()))
+    without = own.model_copy(update={"auth_token_file": None})
+    async with RolloutClient(Settings(rollout=without, tls=tls)) as rollout:
+        with pytest.raises(SettingsError, match=r"asks for a token.*set rollout\.auth_token_file"):
+            await rollout.status()
+    await server.stop(None)

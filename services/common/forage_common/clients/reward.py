@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
 import grpc
 
-from forage_common.clients.calls import GRPC_RECONNECT, GRPC_ROUND_ROBIN, MalformedReplyError, call, check_token
+from forage_common.clients.calls import (
+    GRPC_RECONNECT,
+    GRPC_ROUND_ROBIN,
+    MalformedReplyError,
+    RefusedError,
+    call,
+    check_token,
+)
 from forage_common.clients.circuit import Circuit
 from forage_common.security.channels import open_channel
 from forage_common.security.tokens import open_token_file
@@ -28,7 +36,13 @@ from forage_common.v1.reward_pb2_grpc import RewardStub
 from forage_common.v1.trajectory_pb2 import Score, Trajectory, Turn
 
 T = TypeVar("T")
-_MESSAGE_BYTES = 256 * 2**20
+_MESSAGE_BYTES = 32 * 2**20
+"""The most that the service reads at once."""
+
+_BATCH_BYTES = 8 * 2**20
+"""Of the items of one request: more are sent in several, one after the other."""
+
+_OVERHEAD_BYTES = 64
 _DESCRIBE_S = 4.0
 _TOKEN_SETTING = "reward.auth_token_file"
 
@@ -59,16 +73,23 @@ class RewardClient:
             SettingsError: the token is rejected.
             grpc.RpcError: the service rejected the request.
             MalformedReplyError: the reply does not match the items.
+            RefusedError: an item is larger than the service reads.
         """
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        batches = list(split_items(items))
+        return [scored for batch in batches for scored in await self._score_batch(batch, deadline)]
+
+    async def _score_batch(self, items: Sequence[ScoreItem], deadline: float) -> Sequence[ScoredItem]:
         request = ScoreRequest(items=items)
+        left_s = max(0.0, deadline - asyncio.get_running_loop().time())
         attributes: tracing.Attributes = {"server.address": self._circuit.address, "forage.items": len(items)}
         with tracing.span("reward.score", attributes, kind=tracing.SpanKind.CLIENT):
             metadata = tracing.trace_metadata()
-            attempt = partial(self._stub.Score, request, timeout=self._timeout_s, metadata=metadata)
-            reply: ScoreResponse = await self._call(attempt, self._timeout_s)
+            attempt = partial(self._stub.Score, request, timeout=left_s, metadata=metadata)
+            reply: ScoreResponse = await self._call(attempt, left_s)
             if [item.trajectory_id for item in reply.items] != [item.trajectory_id for item in items]:
                 raise MalformedReplyError("the reply of the reward service does not match the request")
-        return list(reply.items)
+        return reply.items
 
     async def list_data_sources(self) -> frozenset[str]:
         """List the data sources that have a reward; raises as `score`."""
@@ -91,6 +112,31 @@ class RewardClient:
         except grpc.RpcError as error:
             check_token(error, _TOKEN_SETTING)
             raise
+
+
+def split_items(items: Sequence[ScoreItem], most: int = _BATCH_BYTES) -> Iterator[list[ScoreItem]]:
+    """Split items into batches that the service reads.
+
+    Args:
+        most: bytes of a batch of several items.
+
+    Raises:
+        RefusedError: an item is larger than the service reads.
+    """
+    batch: list[ScoreItem] = []
+    held = 0
+    for item in items:
+        size = item.ByteSize()
+        if size > _MESSAGE_BYTES - _OVERHEAD_BYTES:
+            sentence = f"trajectory {item.trajectory_id} has {size} bytes, and rewards read {_MESSAGE_BYTES} at most"
+            raise RefusedError(sentence)
+        if batch and held + size > most:
+            yield batch
+            batch, held = [], 0
+        batch.append(item)
+        held += size
+    if batch:
+        yield batch
 
 
 def build_score_item(trajectory: Trajectory, end_of_turn: str) -> ScoreItem:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -14,6 +15,7 @@ from forage_common.addresses import bind
 from forage_common.call_guard import CallGuard
 from forage_common.errors import UnavailableError
 from forage_common.security.grpc_tokens import make_interceptors
+from forage_common.security.message_room import MessageRoom, Place, RoomInterceptor
 from forage_common.security.tls import make_grpc_server_credentials
 from forage_common.security.tokens import open_token_file
 from forage_common.settings import Settings
@@ -29,6 +31,17 @@ from forage_retriever.serve.retrieval import SECONDS, NotReadyError, Results, Re
 from forage_retriever.serve.source import InvalidRequestError, QueryResult
 
 MAX_MESSAGE_BYTES = 256 * 2**20
+"""Of a reply, which holds passages: 100,000 at most."""
+
+MAX_REQUEST_BYTES = 16 * 2**20
+"""Of a request, as over HTTP: thousands of queries."""
+
+MAX_BYTES_IN_PROGRESS = 256 * 2**20
+"""Of all requests of a process; further ones wait unread, and are refused after a while."""
+
+MAX_CONCURRENT_CALLS = 512
+"""Further calls end with RESOURCE_EXHAUSTED, and clients retry them later."""
+
 MAX_IN_FLIGHT = 64
 """Requests of one stream that are answered concurrently; more are read as these finish."""
 
@@ -52,8 +65,9 @@ class _RefusedError(Exception):
 class RetrieverServicer(retriever_pb2_grpc.RetrieverServicer):
     """`forage.v1.Retriever` over the shared core."""
 
-    def __init__(self, retrieval: Retrieval, ready: Health) -> None:
+    def __init__(self, retrieval: Retrieval, ready: Health, room: MessageRoom) -> None:
         self._retrieval = retrieval
+        self._room = room
         self._ready = ready
 
     async def Retrieve(
@@ -70,7 +84,7 @@ class RetrieverServicer(retriever_pb2_grpc.RetrieverServicer):
         requests: AsyncIterator[retriever_pb2.RetrieveStreamRequest | None],
         context: grpc.aio.ServicerContext,
     ) -> None:
-        room, writing = asyncio.Semaphore(MAX_IN_FLIGHT), asyncio.Lock()
+        window, writing = asyncio.Semaphore(MAX_IN_FLIGHT), asyncio.Lock()
         parent = tracing.read_trace_context(context)
 
         async def answer(stream_request: retriever_pb2.RetrieveStreamRequest | None) -> None:
@@ -84,12 +98,13 @@ class RetrieverServicer(retriever_pb2_grpc.RetrieverServicer):
                 reply.status, reply.detail = _STATUS[error.code], str(error)
             async with writing:
                 await context.write(reply)
-            room.release()
+            window.release()
 
         async with asyncio.TaskGroup() as answers:
             async for stream_request in requests:
-                await room.acquire()
-                answers.create_task(answer(stream_request))
+                await window.acquire()
+                place = await self._room.take(stream_request.ByteSize() if stream_request else 0, None)
+                answers.create_task(answer(stream_request)).add_done_callback(partial(_leave, place))
 
     async def _answer_traced(
         self, method: str, request: retriever_pb2.RetrieveRequest | None, parent: str
@@ -141,16 +156,23 @@ class GrpcServer:
             UserError: the port is in use, or a file with a certificate or tokens is wrong.
         """
         options = [
-            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
             ("grpc.so_reuseport", 0),  # else a second server would silently share the port
         ]
+        room = MessageRoom(MAX_BYTES_IN_PROGRESS, MAX_REQUEST_BYTES)
         credentials = make_grpc_server_credentials(settings.tls, "retriever")
         tokens = open_token_file(settings.retriever.auth_token_file, "retriever.auth_token_file")
         self._server = grpc.aio.server(
-            options=options, interceptors=(*make_interceptors(tokens, "retriever/grpc"), CallGuard())
+            options=options,
+            maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
+            interceptors=(
+                *make_interceptors(tokens, "retriever/grpc"),
+                RoomInterceptor(room, "retriever/grpc"),
+                CallGuard(),
+            ),
         )
-        self._server.add_generic_rpc_handlers((_build_handlers(RetrieverServicer(retrieval, ready)),))
+        self._server.add_generic_rpc_handlers((_build_handlers(RetrieverServicer(retrieval, ready, room)),))
         self._probes = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._probes, self._server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
@@ -173,6 +195,10 @@ class GrpcServer:
     async def _set(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for name in ("", SERVICE):
             await self._probes.set(name, status)
+
+
+def _leave(place: Place, _: object) -> None:
+    place.shrink(0)
 
 
 def _build_handlers(servicer: RetrieverServicer) -> grpc.GenericRpcHandler:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
+from forage_common.security.message_room import MessageRoom, Place
 from forage_common.v1 import reward_pb2
 from forage_reward.serve.scoring import ScoringQueue
 
@@ -19,9 +21,14 @@ class ScoreStream:
     """The state of one stream; its handler yields `iterate_replies()`."""
 
     def __init__(
-        self, scoring: ScoringQueue, requests: AsyncIterator[reward_pb2.ScoreStreamRequest], deadline: float
+        self,
+        scoring: ScoringQueue,
+        requests: AsyncIterator[reward_pb2.ScoreStreamRequest],
+        room: MessageRoom,
+        deadline: float,
     ) -> None:
         self._scoring = scoring
+        self._room = room
         self._requests = requests
         self._deadline = deadline
         self._window = asyncio.Semaphore(WINDOW)
@@ -44,11 +51,16 @@ class ScoreStream:
                 async for request in self._requests:
                     await self._window.acquire()
                     await self._scoring.admission.enter(1)
+                    place = await self._room.take(request.ByteSize(), None)
                     # One task per item, so that an item that waits delays no other.
                     task = tasks.create_task(self._answer(request))
-                    task.add_done_callback(lambda _: self._scoring.admission.leave(1))
+                    task.add_done_callback(partial(self._release, place))
         finally:
             self._replies.put_nowait(None)
+
+    def _release(self, place: Place, _: object) -> None:
+        place.shrink(0)
+        self._scoring.admission.leave(1)
 
     async def _answer(self, request: reward_pb2.ScoreStreamRequest) -> None:
         (reply,) = await self._scoring.score_batch([request.item], self._deadline)

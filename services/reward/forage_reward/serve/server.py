@@ -18,6 +18,7 @@ from prometheus_client import generate_latest
 from forage_common.addresses import bind
 from forage_common.call_guard import CallGuard
 from forage_common.security.grpc_tokens import make_interceptors
+from forage_common.security.message_room import MessageRoom, RoomInterceptor
 from forage_common.security.tls import make_grpc_server_credentials
 from forage_common.security.tokens import open_token_file
 from forage_common.settings import Settings
@@ -37,8 +38,11 @@ from forage_reward.serve.scoring import QueueFullError, ScoringQueue
 from forage_reward.serve.shadow import ShadowScorer
 from forage_reward.wire import InvalidItemError, from_proto, read_truth, read_view
 
-MAX_MESSAGE_BYTES = 256 * 2**20
-"""Size of a request or reply: enough for thousands of long trajectories, and bounded."""
+MAX_MESSAGE_BYTES = 32 * 2**20
+"""Of a request or reply: a thousand long trajectories. Clients split what is larger."""
+
+MAX_BYTES_IN_PROGRESS = 256 * 2**20
+"""Of all requests of a process; further ones wait unread, and are refused after a while."""
 
 MAX_CONCURRENT_CALLS = 256
 """Further calls end with RESOURCE_EXHAUSTED, and clients retry them later."""
@@ -59,6 +63,7 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
         self._scoring = scoring
         self._description = description
         self._streams = 0
+        self.room = MessageRoom(MAX_BYTES_IN_PROGRESS, MAX_MESSAGE_BYTES)
 
     async def Score(
         self, request: reward_pb2.ScoreRequest, context: grpc.aio.ServicerContext
@@ -81,7 +86,7 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
         REQUESTS.labels("ScoreStream").inc()
         if self._streams >= MAX_STREAMS:
             await _refuse(context, "ScoreStream", f"{MAX_STREAMS} streams are open: try again later")
-        stream = ScoreStream(self._scoring, request_iterator, compute_deadline(context.time_remaining()))
+        stream = ScoreStream(self._scoring, request_iterator, self.room, compute_deadline(context.time_remaining()))
         self._streams += 1
 
         def release(_: object) -> None:
@@ -214,7 +219,11 @@ async def _start_grpc(
     ]
     credentials = make_grpc_server_credentials(settings.tls, "reward")
     tokens = open_token_file(settings.reward.auth_token_file, "reward.auth_token_file")
-    interceptors = (*make_interceptors(tokens, "reward/grpc"), CallGuard())
+    interceptors = (
+        *make_interceptors(tokens, "reward/grpc"),
+        RoomInterceptor(servicer.room, "reward/grpc"),
+        CallGuard(),
+    )
     server = grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
     reward_pb2_grpc.add_RewardServicer_to_server(servicer, server)
     probes = health.aio.HealthServicer()

@@ -15,6 +15,7 @@ from forage_common.call_guard import CallGuard
 from forage_common.errors import UnavailableError
 from forage_common.security.audit import name_grpc_caller, record_act
 from forage_common.security.grpc_tokens import make_interceptors
+from forage_common.security.message_room import MessageRoom, RoomInterceptor
 from forage_common.security.tls import make_grpc_server_credentials
 from forage_common.security.tokens import TokenFile
 from forage_common.settings import TlsSettings
@@ -41,7 +42,9 @@ from forage_rollout.serve.backend import RefusedPolicyError, ServeBackend, Servi
 from forage_rollout.serve.prompt_checks import InvalidPromptError, check_prompt
 
 SERVICE = DESCRIPTOR.services_by_name["Rollout"].full_name
-_MESSAGE_BYTES = 64 * 2**20
+_REPLY_BYTES = 64 * 2**20
+_REQUEST_BYTES = 16 * 2**20
+_BYTES_IN_PROGRESS = 128 * 2**20
 _CODES = {
     InvalidPromptError: grpc.StatusCode.INVALID_ARGUMENT,
     RefusedPolicyError: grpc.StatusCode.FAILED_PRECONDITION,
@@ -166,13 +169,14 @@ def make_server(address: str, servicer: RolloutServicer, token: TokenFile | None
     Raises:
         UserError: the port is in use, or a file with a certificate is wrong.
     """
+    room = MessageRoom(_BYTES_IN_PROGRESS, _REQUEST_BYTES)
     credentials = make_grpc_server_credentials(tls, "rollout")
     server = grpc.aio.server(
-        interceptors=(*make_interceptors(token, "rollout/grpc"), CallGuard()),
+        interceptors=(*make_interceptors(token, "rollout/grpc"), RoomInterceptor(room, "rollout/grpc"), CallGuard()),
         options=[
             ("grpc.so_reuseport", 0),
-            ("grpc.max_receive_message_length", _MESSAGE_BYTES),
-            ("grpc.max_send_message_length", _MESSAGE_BYTES),
+            ("grpc.max_receive_message_length", _REQUEST_BYTES),
+            ("grpc.max_send_message_length", _REPLY_BYTES),
         ],
     )
     add_RolloutServicer_to_server(servicer, server)
