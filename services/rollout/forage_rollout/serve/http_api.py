@@ -48,11 +48,19 @@ _PROTECTED_PREFIX = "/v1/"
 _FORWARDED_HEADERS = ("content-type", "accept")
 
 
-def make_app(backend: ServeBackend, state: ServiceState, settings: Settings, token: TokenFile | None = None) -> FastAPI:
+def make_app(
+    backend: ServeBackend,
+    state: ServiceState,
+    settings: Settings,
+    token: TokenFile | None = None,
+    *,
+    needs_certificate: bool = False,
+) -> FastAPI:
     """Build the application.
 
     Args:
         token: callers of `/v1/…` must send it; None = they need no token.
+        needs_certificate: whether callers need a client certificate.
     """
     app = FastAPI(title="Forage rollout", description=__doc__, redirect_slashes=False)
     app.add_middleware(_BodyLimit)
@@ -61,7 +69,7 @@ def make_app(backend: ServeBackend, state: ServiceState, settings: Settings, tok
         wire=WIRE,
         refuse=_refuse_caller,
         tokens=token,
-        needs_certificate=settings.tls.require_client_cert,
+        needs_certificate=needs_certificate,
         protects=is_protected,
     )
     for error in (RequestValidationError, HTTPException, InvalidPromptError, UnavailableError):

@@ -90,7 +90,7 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
     listening = listen(rollout.http_address)
     http_server = _HttpServer(
         uvicorn.Config(
-            make_app(backend, state, settings, token),
+            make_app(backend, state, settings, token, needs_certificate=settings.tls.require_client_cert),
             http=protocol,
             log_config=None,
             access_log=False,
