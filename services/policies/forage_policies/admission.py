@@ -31,7 +31,7 @@ class Admission:
             [run.folder, *published, settings.model.path, *settings.security.allowed_addresses]
         )
         self._sender = split_address(settings.trainer.publish.direct_address or ":0")[0]
-        self._signatures = RunSignatures(settings.security, run.id)
+        self._signatures = RunSignatures.verifying(settings.security, run.id)
         self._newest = 0, 0
         """(epoch, version) of the newest signed policy that was admitted."""
 

@@ -60,7 +60,7 @@ def verify_published(folder: Path, whole: Path, security: SecuritySettings) -> s
     folder = strip_whole(folder.resolve())
     if security.verify_key_file is None or folder.parent.name != "policies" or not _VERSION.fullmatch(folder.name):
         return ""
-    signatures = RunSignatures(security, folder.parents[1].name)
+    signatures = RunSignatures.verifying(security, folder.parents[1].name)
     try:
         key = _verify_folder(folder, signatures)
         policy = describe_folder(folder)

@@ -187,3 +187,19 @@ def test_a_missing_file_and_keys_that_do_not_belong_together_are_named(tmp_path:
         RunSignatures(one.model_copy(update={"verify_key_file": other.verify_key_file}), "run")
     with pytest.raises(SettingsError, match=r"the trainer has no security\.signing_key_file"):
         RunSignatures(make_keys(tmp_path, signing_key_file=None), "run").require_signer("the trainer")
+
+
+def test_a_signing_key_is_replaced_while_the_trainer_runs_and_is_not_needed_to_verify(tmp_path: Path) -> None:
+    signatures = make_signatures(tmp_path / "old", verify_key_file=None, require_signed=False)
+    file, before = tmp_path / "old" / SIGNING_KEY, signatures.key_id
+    new = write_key_pair(tmp_path / "new")
+    file.write_text("half a file")
+    with capture_logs() as logs:
+        assert signatures.key_id == before
+    assert logs[0]["event"] == "signing_key_kept"
+    file.write_bytes((tmp_path / "new" / SIGNING_KEY).read_bytes())
+    signature = signatures.sign(Purpose.FOLDER, CONTENT)
+    file.unlink()
+    verifying = RunSignatures.verifying(make_keys(tmp_path / "new", signing_key_file=file), "run")
+    assert verifying.require(Purpose.FOLDER, CONTENT, signature, "it") == new
+    assert verifying.sign(Purpose.FOLDER, CONTENT) == ""

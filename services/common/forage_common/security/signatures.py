@@ -55,45 +55,36 @@ class Purpose(StrEnum):
 
 
 class Signer:
-    """The private key of a run's trainer.
-
-    Attributes:
-        key_id: fingerprint of its public key.
+    """The private key of a run's trainer, read again when its file changes; the last good one stays meanwhile.
 
     Raises:
-        SettingsError: the file is missing, open to others, or no Ed25519 key without a passphrase.
+        SettingsError: the file is missing, open to others, or no Ed25519 key without a passphrase, at the start.
     """
 
     def __init__(self, file: Path) -> None:
-        content = _read(file, "security.signing_key_file")
-        if file.stat().st_mode & _TOO_OPEN:
-            raise SettingsError(
-                f"security.signing_key_file {file} is open to others than its owner and readers of its group: "
-                f"chmod 600 {file}"
-            )
-        try:
-            key = load_pem_private_key(content, password=None)
-        except TypeError:
-            raise SettingsError(
-                f"security.signing_key_file {file} has a passphrase: give a key without one, from 'forage security "
-                "keys', and protect the file"
-            ) from None
-        except (ValueError, UnsupportedAlgorithm):
-            raise SettingsError(
-                f"security.signing_key_file {file} holds no private key in PEM: make one with 'forage security keys'"
-            ) from None
-        if not isinstance(key, Ed25519PrivateKey):
-            raise SettingsError(
-                f"security.signing_key_file {file} holds a key of another kind ({type(key).__name__}): expected "
-                "Ed25519, as 'forage security keys' makes it"
-            )
-        self._key = key
-        self.key_id = compute_key_id(key.public_key())
+        self._file = file
+        self._key = _read_signing_key(file)
+        self._stamp = read_stamp(file)
+
+    @property
+    def key_id(self) -> str:
+        """Fingerprint of the public key."""
+        return compute_key_id(self._refresh().public_key())
 
     def sign(self, purpose: Purpose, run: str, content: Mapping[str, Any]) -> str:
         """Sign plain JSON data; returns the signature as text."""
-        signature = base64.b64encode(self._key.sign(_encode(purpose, run, content))).decode()
-        return f"ed25519:{self.key_id}:{signature}"
+        key = self._refresh()
+        signature = base64.b64encode(key.sign(_encode(purpose, run, content))).decode()
+        return f"ed25519:{compute_key_id(key.public_key())}:{signature}"
+
+    def _refresh(self) -> Ed25519PrivateKey:
+        try:
+            if (stamp := read_stamp(self._file)) != self._stamp:
+                self._key, self._stamp = _read_signing_key(self._file), stamp
+                get_logger().info("signing_key_reloaded", key=compute_key_id(self._key.public_key()))
+        except (OSError, SettingsError) as error:
+            get_logger().warning("signing_key_kept", detail=str(error))
+        return self._key
 
 
 class VerifyKeys:
@@ -184,6 +175,11 @@ class RunSignatures:
         SettingsError: a key file is wrong, or what the one signs the other would refuse.
     """
 
+    @classmethod
+    def verifying(cls, security: SecuritySettings, run: str) -> RunSignatures:
+        """As the constructor, of who only verifies: the private key is not read, and need not be there."""
+        return cls(security.model_copy(update={"signing_key_file": None}), run)
+
     def __init__(self, security: SecuritySettings, run: str) -> None:
         self.run = run
         self.is_required = security.require_signed
@@ -264,6 +260,32 @@ def write_key_pair(folder: Path) -> str:
     except OSError as error:
         raise SettingsError(f"{folder} cannot be written ({error.strerror}): name another folder") from None
     return compute_key_id(key.public_key())
+
+
+def _read_signing_key(file: Path) -> Ed25519PrivateKey:
+    content = _read(file, "security.signing_key_file")
+    if file.stat().st_mode & _TOO_OPEN:
+        raise SettingsError(
+            f"security.signing_key_file {file} is open to others than its owner and readers of its group: "
+            f"chmod 600 {file}"
+        )
+    try:
+        key = load_pem_private_key(content, password=None)
+    except TypeError:
+        raise SettingsError(
+            f"security.signing_key_file {file} has a passphrase: give a key without one, from 'forage security keys', "
+            "and protect the file"
+        ) from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise SettingsError(
+            f"security.signing_key_file {file} holds no private key in PEM: make one with 'forage security keys'"
+        ) from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise SettingsError(
+            f"security.signing_key_file {file} holds a key of another kind ({type(key).__name__}): expected Ed25519, "
+            "as 'forage security keys' makes it"
+        )
+    return key
 
 
 def _encode(purpose: Purpose, run: str, content: Mapping[str, Any]) -> bytes:

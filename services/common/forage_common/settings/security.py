@@ -82,8 +82,8 @@ class SecuritySettings(Section):
     )
     allowed_addresses: tuple[str, ...] = Field(
         (),
-        description="Beginnings of further addresses that policies may be read from (s3://bucket/runs/), besides the"
-        " run's folder and trainer.publish.uri",
+        description="Folders and URLs (s3://bucket/runs) below which policies may be read, too, besides the run's"
+        " folder, trainer.publish.uri and model.path",
     )
     user_code: Sandbox = Field(
         "auto",

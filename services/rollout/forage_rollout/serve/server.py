@@ -60,7 +60,7 @@ def main(settings: Settings) -> None:
     environments.load_environments(settings, RetrieverClient.from_settings(settings)).kill()
     asyncio.run(check_endpoint(settings))
     check_before_start(settings.rollout.engine)
-    RunSignatures(settings.security, settings.run.id)  # a wrong key file is said now, not by each engine
+    RunSignatures.verifying(settings.security, settings.run.id)  # a wrong key file is said now, not by each engine
     token = None if settings.rollout.auth_token_file is None else TokenFile(settings.rollout.auth_token_file)
     asyncio.run(_serve(settings, token, tokenizer.vocabulary_size))
 
