@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from forage_common.settings import Settings
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCUMENT = REPOSITORY / "docs/reference/api.md"
 OPENAPI = REPOSITORY / "docs/reference/openapi"
@@ -42,7 +44,7 @@ def describe_http_api(service: str) -> str:
     """OpenAPI description of a service's HTTP routes, as JSON; the service must be installed in this environment."""
     module = importlib.import_module(f"forage_{service}.serve.http_api")
     # Routes are described without a backend: their functions are not called.
-    arguments = [None] * (2 if service == "retriever" else 3)
+    arguments = [None, None] if service == "retriever" else [None, None, Settings()]
     return json.dumps(module.make_app(*arguments).openapi(), indent=1, ensure_ascii=False) + "\n"
 
 
@@ -50,7 +52,6 @@ def render_console_section() -> str:
     """Render the routes of the console, which must be installed in this environment."""
     from upath import UPath
 
-    from forage_common.settings import Settings
     from forage_console.app import make_app
     from forage_console.context import Console
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from forage_common.errors import DataError
 from forage_common.settings import RolloutSettings
+from forage_common.text.enums import name_value
 from forage_common.text.token_texts import TokenTexts
 from forage_common.v1.probe_pb2 import CotBoundary
 from forage_common.v1.trajectory_pb2 import ActionKind, Role, Span, Status, Trajectory
@@ -65,7 +66,7 @@ def find_thought(trajectory: Trajectory, turn: int, texts: TokenTexts, settings:
     """
     if trajectory.status != Status.STATUS_OK:
         reason = trajectory.status_detail or "no reason is stored"
-        raise NothingToProbeError(f"its status is {Status.Name(trajectory.status).removeprefix('STATUS_')}: {reason}")
+        raise NothingToProbeError(f"its status is {name_value(Status, trajectory.status)}: {reason}")
     generated = [place for place, span in enumerate(trajectory.spans) if span.role == Role.ROLE_MODEL]
     if not 1 <= turn <= len(generated):
         raise NothingToProbeError(f"it has {len(generated)} turns, not {turn}")

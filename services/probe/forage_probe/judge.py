@@ -9,6 +9,7 @@ import grpc
 from forage_common.clients.calls import RefusedError
 from forage_common.clients.reward import RewardClient
 from forage_common.text.answers import normalize_answer
+from forage_common.text.enums import name_value
 from forage_common.text.tags import CLOSE, OPEN, Tag
 from forage_common.v1.reward_pb2 import ScoreItem
 from forage_common.v1.trajectory_pb2 import Score, Span, Status, Trajectory
@@ -21,7 +22,7 @@ class UnjudgedError(Exception):
     """The reward service has no verdict; the status and the message have the reason."""
 
     def __init__(self, score: Score) -> None:
-        super().__init__(score.detail or f"the reward's status is {Status.Name(score.status)}")
+        super().__init__(score.detail or f"the reward's status is {name_value(Status, score.status, whole=True)}")
         self.status = score.status
 
 

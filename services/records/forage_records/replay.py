@@ -14,6 +14,7 @@ from forage_common.clients.calls import MalformedReplyError, RefusedError
 from forage_common.clients.reward import RewardClient, build_score_item
 from forage_common.clients.rollout import RolloutClient
 from forage_common.errors import DataError
+from forage_common.text.enums import name_value
 from forage_common.v1.trajectory_pb2 import Prompt, Purpose, Score, Status, Trajectory
 
 MAX_LARGEST = 5
@@ -135,7 +136,7 @@ class Comparison:
         self.total += 1
         self.unseeded += not is_repeatable(stored)
         self.diverged[find_divergence(stored, new)] += 1
-        names = Status.Name(stored.status), Status.Name(new.status)
+        names = name_value(Status, stored.status, whole=True), name_value(Status, new.status, whole=True)
         if names[0] != names[1]:
             self.statuses[names] += 1
         self._compare("score", stored.score, new.score)

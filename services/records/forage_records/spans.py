@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from forage_common.text.enums import name_value
 from forage_common.v1.trajectory_pb2 import Role, Span
 
 _TAG = re.compile(r"<(/?)([A-Za-z][\w-]*)>")
@@ -69,7 +70,7 @@ def split_spans(spans: Sequence[Span | Mapping[str, Any]], marks: Sequence[Mark]
 
 def _read_span(span: Span | Mapping[str, Any]) -> tuple[str, str]:
     if isinstance(span, Span):
-        return Role.Name(span.role).removeprefix("ROLE_").lower(), span.text
+        return name_value(Role, span.role).lower(), span.text
     return str(span["role"]), str(span["text"])
 
 

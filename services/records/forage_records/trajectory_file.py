@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 
 from forage_common.errors import DataError
 from forage_common.files import durable
+from forage_common.text.enums import name_value
 from forage_common.v1.trajectory_pb2 import ActionKind, Role, Status, Trajectory
 
 VERSION = "1"
@@ -268,7 +269,7 @@ def explain_failure(trajectory: Trajectory) -> str | None:
         ("no reward", trajectory.score.status, trajectory.score.detail),
     ):
         if status != Status.STATUS_OK:
-            return f"{what}: {detail or Status.Name(status).removeprefix('STATUS_')}"
+            return f"{what}: {detail or name_value(Status, status)}"
     return None
 
 
@@ -316,7 +317,7 @@ def _row(trajectory: Trajectory, end_of_turn: str) -> dict[str, Any]:
         "response": text[False],
         "answer": answers[-1] if answers else None,
         "targets": list(trajectory.ground_truth.targets),
-        "status": Status.Name(trajectory.status).removeprefix("STATUS_"),
+        "status": name_value(Status, trajectory.status),
         "reason": explain_failure(trajectory),
         "reward": score.reward or None,
         "score": score.total if score.status == Status.STATUS_OK else None,

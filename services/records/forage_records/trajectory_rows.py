@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from forage_common.text.enums import name_value
 from forage_common.v1.trajectory_pb2 import ActionKind, Role, Status
 from forage_records.run_folder import Row
 from forage_records.step_file import StepRow, read_step
@@ -150,7 +151,7 @@ def _make_row(found: StepRow, end_of_turn: str) -> Row:
         "truncated": own.truncated,
         "trace_id": own.trace_id,
         "spans": [
-            {"role": Role.Name(s.role).removeprefix("ROLE_").lower(), "text": s.text, "begin": s.begin, "end": s.end}
+            {"role": name_value(Role, s.role).lower(), "text": s.text, "begin": s.begin, "end": s.end}
             for s in own.spans
         ],
         STEP: found,

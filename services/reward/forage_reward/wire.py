@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from functools import lru_cache
 
+from forage_common.text.enums import name_value
 from forage_common.v1 import reward_pb2, trajectory_pb2
 from forage_reward.score import Component, Score, Status
 from forage_reward.trajectory import Action, GroundTruth, Role, Span, TrajectoryView, Turn
@@ -86,7 +87,7 @@ _STATUS_NAMES = {number: status for status, number in _STATUSES.items()}
 
 def format_status(status: trajectory_pb2.Status.ValueType) -> str:
     """Return the lower-case name of a status, as metrics, logs and score files show it."""
-    return trajectory_pb2.Status.Name(status).removeprefix("STATUS_").lower()
+    return name_value(trajectory_pb2.Status, status).lower()
 
 
 def from_proto(score: trajectory_pb2.Score) -> Score:

@@ -20,6 +20,7 @@ from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.tracing import SpanKind
 from forage_common.telemetry.waits import waiting
+from forage_common.text.enums import name_value
 from forage_common.v1.rollout_pb2 import RunStreamResponse
 from forage_common.v1.trajectory_pb2 import (
     ActionKind,
@@ -37,6 +38,7 @@ from forage_rollout.environments.registry import AnyEnvironment, build_name, end
 from forage_rollout.loop.generation import Engine, Generation, Request, build_request
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.loop.trajectory_builder import Limits, TrajectoryBuilder
+from forage_rollout.prompt_checks import InvalidPromptError, check_sampling
 
 log = get_logger()
 OnEvent = Callable[[RunStreamResponse], None]
@@ -139,6 +141,10 @@ class Agent:
             )
         if not prompt.timeout_s >= 0:
             raise PromptError(f"timeout_s is {prompt.timeout_s}: expected seconds, or 0 for the service's own limit")
+        try:
+            check_sampling(prompt.sampling)
+        except InvalidPromptError as error:
+            raise PromptError(str(error)) from None
         if prompt.environment and prompt.environment not in BUILT_IN:
             raise PromptError(f"environment is {prompt.environment!r}: expected {EXPECTED}")
         if prompt.token_ids:
@@ -180,7 +186,7 @@ class Agent:
                     "forage.trajectory": trajectory.id,
                     "forage.turns": len(trajectory.turns),
                     "forage.tokens": len(trajectory.loss_mask),
-                    "forage.status": Status.Name(trajectory.status),
+                    "forage.status": name_value(Status, trajectory.status, whole=True),
                 }
             )
             if trajectory.status != Status.STATUS_OK:

@@ -33,6 +33,7 @@ from forage_common.telemetry.waits import Wait, idling, waiting
 from forage_common.v1.trajectory_pb2 import Prompt, Status, Trajectory, TrajectoryGroup
 from forage_rollout.background import supervise
 from forage_rollout.backpressure import Backpressure, Hold
+from forage_rollout.prompt_checks import MAX_SAMPLES
 from forage_rollout.served import AskEngines, ServedPolicies
 
 log = get_logger()
@@ -240,7 +241,7 @@ class Dispatcher:
             return  # stays pending for another worker
         task = supervise(self._trace_group(entry), entry.message.group_uid)
         self._claimed[entry.id] = task
-        self._samples[entry.id] = entry.message.samples
+        self._samples[entry.id] = min(entry.message.samples, MAX_SAMPLES)
         self.counts.groups_in_flight = len(self._claimed)
         task.add_done_callback(lambda _: self._forget(entry.id))
 
@@ -264,6 +265,11 @@ class Dispatcher:
     async def _process(self, entry: Entry[Prompt], span: tracing.Span) -> None:
         """Run a prompt and write its group, or release the prompt where its policy is not served in time."""
         prompt = entry.message
+        if problem := self._find_problem(prompt):
+            log.warning("prompt_rejected", group=prompt.group_uid, detail=problem)
+            content = prompt.SerializeToString()
+            await self._call_redis(self._streams.reject, self._streams.prompts, entry.id, content)
+            return
         if not await self._wait_until_policy_served(prompt):
             # Not acknowledged and no longer kept alive: another worker reclaims it after the idle time, and prompts
             # that can run now come first.
@@ -284,6 +290,14 @@ class Dispatcher:
         else:
             self.counts.groups_duplicated += 1
             log.info("group_was_done_elsewhere", group=group.group_uid, batch=group.batch)
+
+    def _find_problem(self, prompt: Prompt) -> str:
+        """Find why a prompt cannot be worked on whatever is tried; empty if it can. Not only trainers write prompts."""
+        if not 0 <= prompt.samples <= MAX_SAMPLES:
+            return f"samples is {prompt.samples}: expected at most {MAX_SAMPLES}"
+        if not self._streams.is_reply_stream(prompt.reply_stream):
+            return f"reply_stream is {prompt.reply_stream[:200]!r}: expected a stream of groups of this run"
+        return ""
 
     async def _write(self, entry: Entry[Prompt], group: TrajectoryGroup) -> bool:
         """Write the group and acknowledge its prompt in one transaction; False where another worker has written it.

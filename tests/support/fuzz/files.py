@@ -12,10 +12,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from google.protobuf.message import Message
+
+from forage_common.v1.trajectory_pb2 import Policy, TrajectoryGroup
 from fuzz.damage import damage, damage_json
 from fuzz.inputs import Fault, Input, Verdict
+from fuzz.messages import build_hostile
 from fuzz.processes import Process, find_python
 from fuzz.targets import LIMIT_S
+
+_MESSAGES: dict[str, type[Message]] = {"policy": Policy, "group": TrajectoryGroup}
+"""Names of files that hold one message."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,10 @@ class FileSurface:
 def _damage_file(one: GoodFile, chance: random.Random, good: Sequence[GoodFile]) -> bytes:
     if chance.random() < 0.02:
         return chance.choice((b"", b"\0" * 1000, chance.randbytes(500), chance.choice(good).content))
+    if (kind := _MESSAGES.get(one.name)) is not None and chance.random() < 0.6:
+        mixed = kind.FromString(one.content)
+        mixed.MergeFrom(build_hostile(kind, chance, depth=3))
+        return mixed.SerializeToString()
     suffix = one.name.rpartition(".")[2]
     if suffix in ("json", "jsonl") and chance.random() < 0.6:
         lines = one.content.splitlines() if suffix == "jsonl" else [one.content]

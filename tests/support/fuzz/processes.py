@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import time
@@ -14,7 +15,8 @@ import psutil
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 _START_S = 180.0
-_HARMLESS = ("WARNING: All log messages before absl::InitializeLog()",)
+_HARMLESS = re.compile(r"WARNING: All log messages before absl|W\d{4} .* torch/")
+"""What libraries write at their import, before any log of ours."""
 
 
 def find_python(environment: str) -> Path:
@@ -119,7 +121,7 @@ class Process:
 
 
 def _is_bad(line: str) -> bool:
-    if not line.strip() or line.startswith(_HARMLESS):
+    if not line.strip() or _HARMLESS.match(line):
         return False
     try:
         row = json.loads(line)

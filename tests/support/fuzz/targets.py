@@ -71,8 +71,10 @@ class ServiceTarget:
         self._grpc_port = grpc_port
         self._methods = grpc_methods or {}
         self._channel: grpc.aio.Channel | None = None
+        self._started = asyncio.Event()
 
     async def start(self) -> None:
+        self._started.clear()
         await self.close()
         for process in self.processes:
             process.start()
@@ -82,8 +84,10 @@ class ServiceTarget:
             options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
             options += [("grpc.max_reconnect_backoff_ms", 500), ("grpc.initial_reconnect_backoff_ms", 100)]
             self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{self._grpc_port}", options=options)
+        self._started.set()
 
     async def send(self, one: Input) -> Verdict:
+        await self._started.wait()  # while another input's crash is being mended
         if one.call == "http":
             return await send_http(self.http_port, one)
         if one.call == "tcp":

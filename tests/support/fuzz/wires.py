@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fuzz import services
+from fuzz import services, streams
 from fuzz.files import FileSurface
 from fuzz.inputs import Input
 from fuzz.requests import HttpSurface, generate_requests
@@ -43,6 +43,8 @@ WIRES: dict[str, Wire] = {
     "retriever-http": _over_http(services.make_retriever, services.describe_retriever_http),
     "rollout-grpc": Wire(services.make_rollout, lambda seed: services.describe_rollout_calls().generate(seed)),
     "rollout-http": _over_http(services.make_rollout, services.describe_rollout_http),
+    "stream-prompts": Wire(streams.make_dispatcher, streams.generate_prompts, concurrency=16),
+    "stream-groups": Wire(streams.make_batches, streams.generate_groups, concurrency=32),
     "console": _over_http(services.make_console, services.describe_console),
     "run-files": _in_files("run-files", "console", "run_files"),
     "training-files": _in_files("training-files", "trainer", "training_files"),

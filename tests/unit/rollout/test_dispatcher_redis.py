@@ -112,3 +112,23 @@ async def test_groups_outlive_a_redis_that_hangs(bench: Bench, redis_server: Red
             process.send_signal(signal.SIGCONT)
         assert [group.position for group in await bench.take_groups(1)] == [0]
         assert bench.runs == ["g/0"]
+
+
+async def test_prompts_that_nobody_can_work_on_are_rejected(bench: Bench, server: redis.Redis) -> None:
+    trainer = bench.trainer
+    for fields in (
+        {"samples": 2**31 - 1},
+        {"samples": -1},
+        {"reply_stream": trainer.key("policy")},
+        {"reply_stream": "forage:{other}:trajectories"},
+    ):
+        server.xadd(trainer.prompts, {"m": build_prompt(0, **fields).SerializeToString()})
+    server.xadd(trainer.prompts, {"m": b"\xff\xff"})
+    trainer.issue(build_prompt(1))
+    async with bench.run() as dispatcher:
+        assert [group.position for group in await bench.take_groups(1)] == [1]
+        await bench.wait_until(lambda: trainer.count_backlog(trainer.prompts) == 0)
+        assert (dispatcher.counts.groups_done, dispatcher.counts.groups_failed) == (1, 0)
+    assert bench.runs == ["g/1"]
+    assert server.xlen(trainer.key("rejected")) == 5
+    assert not server.exists("forage:{other}:trajectories")

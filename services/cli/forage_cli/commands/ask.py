@@ -12,6 +12,7 @@ from rich.console import Console
 
 from forage_cli.commands.options import BasePort, Config, load_run_settings
 from forage_common.text.console import TextConsole
+from forage_common.text.enums import name_value
 
 if TYPE_CHECKING:
     from forage_common.settings import Settings
@@ -67,7 +68,7 @@ async def _print_events(settings: Settings, prompt: Prompt, question: str, conso
                 failed = [t for t in event.group.trajectories if t.status != Status.STATUS_OK]
                 succeeded = not failed
                 for trajectory in failed:
-                    reason = f"{Status.Name(trajectory.status)}: {trajectory.status_detail}"
+                    reason = f"{name_value(Status, trajectory.status, whole=True)}: {trajectory.status_detail}"
                     console.print(reason, style="yellow", highlight=False)
     return succeeded
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from forage_cli.evaluation.methods import Method, is_countdown
 from forage_common.text.answers import f1, is_retrieval_correct, normalize_answer, subem_check
+from forage_common.text.enums import name_value
 from forage_common.text.tags import Tag, find_blocks
 from forage_common.v1.trajectory_pb2 import ActionKind, Role, Status, Trajectory
 from forage_records.questions import Question
@@ -142,7 +143,7 @@ def _describe_failure(trajectory: Trajectory) -> str:
     unjudged = trajectory.status == Status.STATUS_OK
     status = trajectory.validation_score.status if unjudged else trajectory.status
     detail = trajectory.validation_score.detail if unjudged else trajectory.status_detail
-    return f"{Status.Name(status).removeprefix('STATUS_')}: {detail}"
+    return f"{name_value(Status, status)}: {detail}"
 
 
 def _mean(values: Iterable[float]) -> float | None:

@@ -14,6 +14,7 @@ from forage_cli.evaluation.layouts import SEARCH_R1, LayoutRow
 from forage_cli.evaluation.methods import Method
 from forage_cli.terminal import trajectories as show
 from forage_cli.terminal.tables import make_table
+from forage_common.text.enums import name_value
 from forage_common.v1.trajectory_pb2 import Role, Trajectory
 from forage_records.statistics import Outcome
 
@@ -92,9 +93,7 @@ def _make_row(trajectory: Trajectory, question: str) -> dict[str, Any]:
         "question": question,
         "targets": list(trajectory.ground_truth.targets),
         "em": trajectory.validation_score.total,
-        "spans": [
-            {"role": Role.Name(span.role).removeprefix("ROLE_").lower(), "text": span.text} for span in trajectory.spans
-        ],
+        "spans": [{"role": name_value(Role, span.role).lower(), "text": span.text} for span in trajectory.spans],
     }
 
 

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from forage_cli.runs.journal import Journal
 from forage_common.errors import DataError, UserError
 from forage_common.files import durable
+from forage_common.text.enums import name_value
 from forage_common.v1.probe_pb2 import CotBoundary, Probed
 from forage_common.v1.trajectory_pb2 import Status, Trajectory
 from forage_probe import metrics
@@ -138,9 +139,9 @@ def _row(probed: Probed) -> dict[str, Any]:
         "turn": probed.turn,
         "data_source": probed.data_source,
         "correct": probed.correct,
-        "status": Status.Name(probed.status).removeprefix("STATUS_"),
+        "status": name_value(Status, probed.status),
         "status_detail": probed.status_detail,
-        "boundary": CotBoundary.Name(probed.boundary).removeprefix("COT_BOUNDARY_"),
+        "boundary": name_value(CotBoundary, probed.boundary),
         "thought_tokens": probed.cot_end - probed.cot_begin,
         "seconds": probed.seconds,
         "probed": probed.SerializeToString(),

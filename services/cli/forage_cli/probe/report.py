@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from forage_cli.probe.show import METRICS
 from forage_cli.reports import figures, page
 from forage_common.settings import Settings
+from forage_common.text.enums import name_value
 from forage_common.text.token_texts import TokenTexts
 from forage_common.v1.probe_pb2 import CotBoundary, Probed
 from forage_common.v1.trajectory_pb2 import Status, Trajectory
@@ -137,7 +138,7 @@ def _describe_thought(
                 strength=found.confidence[place],
             )
         )
-    boundary = CotBoundary.Name(probed.boundary).removeprefix("COT_BOUNDARY_").lower().replace("_", " ")
+    boundary = name_value(CotBoundary, probed.boundary).lower().replace("_", " ")
     return {
         "id": trajectory.id,
         "turn": probed.turn,

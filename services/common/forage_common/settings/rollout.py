@@ -122,7 +122,7 @@ class RolloutSettings(Section):
     environments: dict[str, EnvironmentRoute] = Field(
         default_factory=dict, description="Environment of each data source; search for those not listed"
     )
-    n: int = Field(8, ge=1, description="Samples per prompt (group size)")
+    n: int = Field(8, ge=1, le=1024, description="Samples per prompt (group size)")
     temperature: float = Field(1.0, ge=0, description="Sampling temperature; 0: greedy; training needs 0.01 or more")
     top_p: float = Field(1.0, gt=0, le=1, description="Probability of the tokens sampled from; training needs 1")
     top_k: int = Field(-1, description="Most likely tokens sampled from; -1: all, which training needs")

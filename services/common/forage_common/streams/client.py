@@ -42,6 +42,8 @@ ENVIRONMENTS_SILENCE_S = 15
 ANNOUNCED, SERVED = "announced", "served"
 """Streams with an entry for the last change alone: see `StreamClient.await_change`."""
 NEVER = b"0"
+VALIDATION = "validation-"
+"""Begins the names of the streams to which groups of validations are written."""
 M = TypeVar("M", bound=Message)
 
 
@@ -59,6 +61,10 @@ class StreamClient(RunKeys):
     def open_replies(self, stream: str, batch: int) -> None:
         """Create a reply stream; if it did not exist, what was issued for it is issued again."""
         self._run("create_group", [stream, self._issue_table(stream, batch)], GROUP)
+
+    def is_reply_stream(self, name: str) -> bool:
+        """Whether groups of this run may be written to a key that a prompt names; empty: that of trajectories."""
+        return name in ("", self.trajectories) or name.startswith(self.key(VALIDATION))
 
     @recorded
     def close_replies(self, stream: str, batch: int) -> None:

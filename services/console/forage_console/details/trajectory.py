@@ -10,6 +10,7 @@ from typing import Any
 from google.protobuf.json_format import ParseDict, ParseError
 
 from forage_common.text.answers import is_retrieval_correct, normalize_answer
+from forage_common.text.enums import name_value
 from forage_common.v1.trajectory_pb2 import ActionKind, Score, Status, Trajectory, Turn
 from forage_console.details.tokens import find_texts, list_columns, round_value
 from forage_console.errors import NotFoundError
@@ -158,7 +159,7 @@ def _list_pieces(block: Any) -> list[Piece]:
 def describe_turn(turn: Turn, found: StepRow | None, targets: Sequence[str]) -> TurnDetail:
     return TurnDetail(
         index=turn.index,
-        action=ActionKind.Name(turn.action).removeprefix("ACTION_KIND_").lower(),
+        action=name_value(ActionKind, turn.action).lower(),
         tag=turn.tag,
         content=turn.content,
         executed=turn.executed,
@@ -172,7 +173,7 @@ def describe_turn(turn: Turn, found: StepRow | None, targets: Sequence[str]) -> 
             )
             for one in turn.documents
         ],
-        retrieval_status=Status.Name(turn.retrieval_status).removeprefix("STATUS_") if turn.retrieval_status else None,
+        retrieval_status=name_value(Status, turn.retrieval_status) if turn.retrieval_status else None,
         mode=turn.provenance.mode,
         index_digest=turn.index_digest or turn.provenance.index_digest,
         is_partial=turn.partial_retrieval,
@@ -198,7 +199,7 @@ def _average_turn(index: int, found: StepRow | None) -> float | None:
 def judge(score: Score) -> Judgement:
     return Judgement(
         reward=score.reward,
-        status=Status.Name(score.status).removeprefix("STATUS_"),
+        status=name_value(Status, score.status),
         total=round_value(score.total) if score.status == Status.STATUS_OK else None,
         components=[
             Component(name=one.name, raw=round_value(one.raw) or 0.0, weighted=round_value(one.weighted) or 0.0)

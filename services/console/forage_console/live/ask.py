@@ -12,6 +12,7 @@ from forage_common.clients.calls import RefusedError
 from forage_common.clients.rollout import RolloutClient
 from forage_common.errors import ForageError, UnavailableError
 from forage_common.settings import Settings
+from forage_common.text.enums import name_value
 from forage_common.v1.rollout_pb2 import GetStatusResponse, RunStreamResponse
 from forage_common.v1.trajectory_pb2 import ActionKind, Status, Trajectory
 from forage_console.details.trajectory import describe_turn, judge
@@ -99,7 +100,7 @@ def _describe(event: RunStreamResponse, version: int | None) -> AskEvent:
 def _describe_end(found: Trajectory, version: int | None) -> AskEvent:
     sampled = found.segments[-1].version if found.segments else version
     if found.status != Status.STATUS_OK:
-        return _end("error", f"{Status.Name(found.status).removeprefix('STATUS_')}: {found.status_detail}", sampled)
+        return _end("error", f"{name_value(Status, found.status)}: {found.status_detail}", sampled)
     answers = [turn.content for turn in found.turns if turn.action == ActionKind.ACTION_KIND_ANSWER]
     judgement = judge(found.score) if found.score.status == Status.STATUS_OK else None
     return AskEvent(

@@ -38,8 +38,8 @@ from forage_common.v1.rollout_pb2 import (
 )
 from forage_common.v1.rollout_pb2_grpc import RolloutServicer, add_RolloutServicer_to_server
 from forage_common.v1.trajectory_pb2 import Prompt
+from forage_rollout.prompt_checks import InvalidPromptError, check_prompt
 from forage_rollout.serve.backend import RefusedPolicyError, ServeBackend, ServiceState
-from forage_rollout.serve.prompt_checks import InvalidPromptError, check_prompt
 
 SERVICE = DESCRIPTOR.services_by_name["Rollout"].full_name
 _REPLY_BYTES = 64 * 2**20

@@ -36,9 +36,9 @@ from forage_common.telemetry.tracing import SpanKind
 from forage_common.text.terminal import printable
 from forage_common.v1.trajectory_pb2 import Prompt
 from forage_rollout.engine.openai import PATHS
+from forage_rollout.prompt_checks import InvalidPromptError, check_prompt
 from forage_rollout.serve.backend import ServeBackend, ServiceState
 from forage_rollout.serve.http_messages import Answer, Ask, Problem, Refusal, build_answer, build_event
-from forage_rollout.serve.prompt_checks import InvalidPromptError, check_prompt
 
 WIRE = "rollout/http"
 MAX_BODY_BYTES = 16 * 2**20

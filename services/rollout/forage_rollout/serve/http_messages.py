@@ -9,6 +9,7 @@ from google.protobuf.json_format import MessageToDict
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from forage_common.settings import Settings
+from forage_common.text.enums import name_value
 from forage_common.text.search_prompt import format_search_prompt
 from forage_common.v1.rollout_pb2 import RunStreamResponse
 from forage_common.v1.trajectory_pb2 import (
@@ -22,7 +23,7 @@ from forage_common.v1.trajectory_pb2 import (
     TrajectoryGroup,
 )
 from forage_rollout.environments.loading import BUILT_IN, EXPECTED
-from forage_rollout.serve.prompt_checks import MAX_SAMPLES, MAX_TEMPERATURE, MAX_TOP_K
+from forage_rollout.prompt_checks import MAX_SAMPLES, MAX_TEMPERATURE, MAX_TOP_K
 
 _ACTION_NAMES = {
     ActionKind.ACTION_KIND_INVALID: "invalid",
@@ -141,7 +142,7 @@ class Refusal(BaseModel):
 def build_answer(group: TrajectoryGroup) -> Answer:
     """The reply for a group."""
     answers = [_find_answer(trajectory) for trajectory in group.trajectories]
-    status = [Status.Name(t.status).removeprefix("STATUS_") for t in group.trajectories]
+    status = [name_value(Status, t.status) for t in group.trajectories]
     whole = MessageToDict(group, preserving_proto_field_name=True)
     return Answer(answer=answers[0] if answers else None, answers=answers, status=status, group=whole)
 
@@ -167,7 +168,7 @@ def build_event(response: RunStreamResponse) -> tuple[str, BaseModel]:
         turn=turn.index,
         text=response.text,
         documents=[{"id": d.id, "contents": d.contents, "score": d.score} for d in turn.documents],
-        status=Status.Name(turn.retrieval_status).removeprefix("STATUS_"),
+        status=name_value(Status, turn.retrieval_status),
     )
 
 

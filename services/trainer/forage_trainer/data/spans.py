@@ -7,13 +7,14 @@ from contextlib import ExitStack, contextmanager
 
 from forage_common.telemetry import tracing
 from forage_common.telemetry.tracing import SpanKind
+from forage_common.text.enums import name_value
 from forage_common.v1.trajectory_pb2 import Prompt, Purpose, TrajectoryGroup
 
 
 @contextmanager
 def trace_issue(prompt: Prompt) -> Iterator[None]:
     """Open the root span of a prompt's trace, to which every later span of the prompt and its group belongs."""
-    attributes = _attributes(prompt) | {"forage.purpose": Purpose.Name(prompt.purpose).removeprefix("PURPOSE_").lower()}
+    attributes = _attributes(prompt) | {"forage.purpose": name_value(Purpose, prompt.purpose).lower()}
     with tracing.span("trainer.issue", attributes, kind=SpanKind.PRODUCER, parent="") as span:
         tracing.attach_trace_context(prompt, span)
         yield

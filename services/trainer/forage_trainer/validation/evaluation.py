@@ -11,7 +11,7 @@ from typing import Any
 from prometheus_client import Gauge
 
 from forage_common.settings import Settings
-from forage_common.streams.client import StreamClient
+from forage_common.streams.client import VALIDATION, StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import Wait, waiting
@@ -128,7 +128,7 @@ class Validation:
 
         One may be open at a time.
         """
-        stream = self._streams.key(f"validation-{label}")
+        stream = self._streams.key(f"{VALIDATION}{label}")
         stored = StoredAnswers(self._folder, label, self._streams.epoch)
         if self.is_done(label, policy.version):
             self._close(stream, policy, stored)

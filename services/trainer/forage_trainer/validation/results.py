@@ -7,6 +7,7 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
+from forage_common.text.enums import name_value
 from forage_common.v1.trajectory_pb2 import ActionKind, Role, Status, Trajectory
 from forage_records.questions import Question
 from forage_records.trajectory_file import explain_failure, read_exact_match
@@ -84,7 +85,7 @@ def build_record(question: Question, trajectory: Trajectory | None) -> dict[str,
         "reward_name": score.reward,
         "components": [{"name": c.name, "raw": c.raw, "weighted": c.weighted} for c in score.components],
         "detail": score.detail,
-        "status": Status.Name(trajectory.status).removeprefix("STATUS_"),
+        "status": name_value(Status, trajectory.status),
         "reason": explain_failure(trajectory),
         "answer": answers[-1] if answers else None,
         "finished": trajectory.finished,
@@ -99,8 +100,6 @@ def build_record(question: Question, trajectory: Trajectory | None) -> dict[str,
         ),
         "replica": trajectory.replica,
         "trace_id": trajectory.trace_id,
-        "spans": [
-            {"role": Role.Name(span.role).removeprefix("ROLE_").lower(), "text": span.text} for span in trajectory.spans
-        ],
+        "spans": [{"role": name_value(Role, span.role).lower(), "text": span.text} for span in trajectory.spans],
         "turns": [MessageToDict(turn, preserving_proto_field_name=True) for turn in trajectory.turns],
     }

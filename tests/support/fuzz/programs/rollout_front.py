@@ -23,6 +23,7 @@ from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.grpc_api import RolloutApi, make_server
 from forage_rollout.serve.http_api import make_app
+from fuzz.programs.forgetful import Forgetful
 
 
 async def main(config: str, grpc_address: str, http_address: str, health_address: str) -> None:
@@ -31,9 +32,9 @@ async def main(config: str, grpc_address: str, http_address: str, health_address
     tokenizer = FileTokenizer(settings.model.path)
     engine = LineEngine(tokenizer)
     engine.gate.set()
-    engine.asked = _Forgetful()
+    engine.asked = Forgetful()
     backend, state = AgentBackend(settings, engine), ServiceState(Health())
-    backend.passed = _Forgetful()
+    backend.passed = Forgetful()
     state.running = True
     state.health.mark_started()
     server = make_server(grpc_address, RolloutApi(backend, state, tokenizer.vocabulary_size), None, settings.tls)
@@ -48,13 +49,6 @@ async def main(config: str, grpc_address: str, http_address: str, health_address
     serve_health(health_address, state.health)
     await server.start()
     await uvicorn.Server(config_http).serve([listen(http_address)])
-
-
-class _Forgetful(list):  # type: ignore[type-arg]
-    """Remembers nothing: what the scripted parts note of each call would look like a leak."""
-
-    def append(self, one: object) -> None:
-        pass
 
 
 if __name__ == "__main__":

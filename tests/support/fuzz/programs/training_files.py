@@ -9,19 +9,30 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 from policy_files import Publications
+from trainer_parts import make_group
 
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_common.settings import TrainerSettings
+from forage_common.v1.trajectory_pb2 import Policy, TrajectoryGroup
 from forage_policies.announcement import list_parts, verify_files
 from forage_policies.cache import PolicyCache
 from forage_policies.delta import patch_files, read_delta, read_positions
 from forage_policies.tensors import open_tensors, read_headers
+from forage_records.step_file import StepRow, read_step, write_step
 from forage_trainer.checkpoints.manifest import read_checkpoint
+from forage_trainer.data import spans
+from forage_trainer.data.batcher import oldest_version
+from forage_trainer.data.dataset import refill_number
+from forage_trainer.data.digests import digest_tokens
+from forage_trainer.data.selection import has_outage, leave_out_unusable, select_trajectories
+from forage_trainer.data.tensors import build_step_tensors
 from forage_trainer.files import compute_digests
+from forage_trainer.reporting.metrics import compute_trajectory_metrics
 
 REFUSALS: dict[str, tuple[type[Exception], ...]] = {
     "announcement": (DecodeError,),
     "cached": (DecodeError,),
     "tensors": (ValueError,),
+    "group": (DecodeError,),
 }
 """Reader → what it says that it raises, besides the errors of Forage: its callers turn that into one."""
 
@@ -35,6 +46,8 @@ def list_good_files(folder: Path) -> Iterator[tuple[str, str, bytes]]:
     yield "delta", "delta", (policies / "v2/delta").read_bytes()
     yield "announcement", "policy", policy.SerializeToString()
     yield "cached", "policy", policy.SerializeToString()
+    for rewards in ([0.0, 1.0], [1.0]):
+        yield "group", "group", make_group("q/train/1/0", rewards, 1, 0).SerializeToString()
 
 
 def make_readers(folder: Path) -> dict[str, Callable[[Path, str], Any]]:
@@ -81,7 +94,26 @@ def make_readers(folder: Path) -> dict[str, Callable[[Path, str], Any]]:
         with cache.hold(policy) as held:
             _ = held.files
 
+    settings = TrainerSettings()
+
+    def read_group(file: Path, name: str) -> None:
+        """What a step does with a group before the model sees it."""
+        group = TrajectoryGroup.FromString(file.read_bytes())
+        spans.record_claim(group)
+        spans.record_drop(group, "stale")
+        oldest_version(group)
+        has_outage(group)
+        refill_number(group.group_uid)
+        compute_trajectory_metrics([group], 1)
+        leave_out_unusable([group], settings)
+        selected = select_trajectories([group], settings.algorithm)
+        build_step_tensors(selected, 1, 1, 0, settings.algorithm)
+        digest_tokens([group])
+        write_step(file.with_suffix(".parquet"), "", [StepRow(t, 1, 1, False) for t in group.trajectories])
+        list(read_step(file.with_suffix(".parquet")))
+
     return {
+        "group": read_group,
         "checkpoint": read_manifest,
         "tensors": read_tensors,
         "delta": read_a_delta,

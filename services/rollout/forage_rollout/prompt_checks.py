@@ -1,10 +1,10 @@
-"""Checks of prompts that arrive over gRPC and HTTP, before anything is spent on them."""
+"""Checks of prompts that arrive over gRPC, HTTP and the stream, before anything is spent on them."""
 
 from __future__ import annotations
 
 import math
 
-from forage_common.v1.trajectory_pb2 import Prompt
+from forage_common.v1.trajectory_pb2 import Prompt, Sampling
 from forage_rollout.environments.loading import BUILT_IN, EXPECTED
 
 MAX_SAMPLES = 1024
@@ -43,7 +43,17 @@ def check_prompt(prompt: Prompt, vocabulary: int = 0) -> None:
         raise InvalidPromptError("prompt.samples", prompt.samples, f"1 to {MAX_SAMPLES}")
     if prompt.environment and prompt.environment not in BUILT_IN:
         raise InvalidPromptError("prompt.environment", prompt.environment, EXPECTED)
-    sampling = prompt.sampling
+    check_sampling(prompt.sampling)
+    if not (prompt.timeout_s >= 0 and math.isfinite(prompt.timeout_s)):
+        raise InvalidPromptError("prompt.timeout_s", prompt.timeout_s, "seconds; or 0 = the service's own limit")
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Return if an engine can sample so.
+
+    Raises:
+        InvalidPromptError: a value is outside its range.
+    """
     if not 0 <= sampling.temperature <= MAX_TEMPERATURE:
         raise InvalidPromptError(
             "prompt.sampling.temperature", sampling.temperature, f"0 (greedy) to {MAX_TEMPERATURE:g}"
@@ -52,5 +62,3 @@ def check_prompt(prompt: Prompt, vocabulary: int = 0) -> None:
         raise InvalidPromptError("prompt.sampling.top_p", sampling.top_p, "more than 0, at most 1; or 0 = unset")
     if sampling.top_k < -1:
         raise InvalidPromptError("prompt.sampling.top_k", sampling.top_k, "1 or more; or -1 or 0 = all")
-    if not (prompt.timeout_s >= 0 and math.isfinite(prompt.timeout_s)):
-        raise InvalidPromptError("prompt.timeout_s", prompt.timeout_s, "seconds; or 0 = the service's own limit")
