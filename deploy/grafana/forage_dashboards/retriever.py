@@ -129,6 +129,14 @@ def build_dashboard() -> Dashboard:
         Query(S.aggregate("forage_retriever_cache_entries", by="instance"), "{{instance}}"),
         minimum=0,
     )
+    board.add_timeseries(
+        "Memory of the cache",
+        "Bytes of cached results by instance, at most retriever.cache_bytes. Many evictions: raise it.",
+        "bytes",
+        Query(S.aggregate("forage_retriever_cache_bytes", by="instance"), "{{instance}}"),
+        Query(S.compute_rate("forage_retriever_cache_evictions_total"), "evictions per second"),
+        minimum=0,
+    )
 
     board.add_row("Index")
     board.add_timeseries(

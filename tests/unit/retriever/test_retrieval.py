@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
+from sys import getsizeof
 
 import pytest
 from retriever_parts import DEFAULT_TOPK, Recorder, open_retrieval, record_bm25
@@ -154,9 +156,40 @@ async def test_late_results_of_a_replaced_index_are_not_cached(loaded: Index) ->
 
 
 def test_the_cache_evicts_the_least_recently_used_entry() -> None:
-    cache: LruCache[str, int] = LruCache(2)
-    cache.put("a", 1)
-    cache.put("b", 2)
-    assert cache.get("a") == 1
-    cache.put("c", 3)
-    assert (cache.get("a"), cache.get("b"), cache.get("c"), len(cache)) == (1, None, 3, 2)
+    cache: LruCache[str, int] = LruCache(200)
+    cache.put("a", 1, 1)
+    for number in range(2, 201):
+        cache.put(str(number), number, 1)
+    assert (cache.get("a"), cache.bytes) == (1, 200)
+    cache.put("b", 2, 2)
+    assert (cache.get("a"), cache.get("2"), cache.get("3"), cache.get("4")) == (1, None, None, 4)
+    assert (len(cache), cache.bytes) == (199, 200)
+    cache.put("b", 3, 1)
+    assert (cache.get("b"), cache.bytes) == (3, 199)
+
+
+def test_an_entry_that_would_evict_many_is_not_kept() -> None:
+    cache: LruCache[str, int] = LruCache(1000)
+    cache.put("small", 1, 10)
+    cache.put("large", 2, 11)
+    assert (cache.get("small"), cache.get("large")) == (1, None)
+    none: LruCache[str, int] = LruCache(0)
+    none.put("a", 1, 1)
+    assert (none.get("a"), none.bytes) == (None, 0)
+
+
+async def test_the_cache_stays_within_its_bytes_whatever_is_asked_for(loaded: Index) -> None:
+    """Callers need no token to ask for many passages."""
+    core = Retrieval(DEFAULT_TOPK, 30.0, 200_000)
+    core.set_source(LocalSource(loaded, 100))
+    cache = core._cache
+    for number in range(0, 3000, 100):
+        queries = [f"Oslo {one}" for one in range(number, number + 100)]
+        await core.retrieve(queries, 2**31 - 1)
+        filters = (("year", tuple(f"{one:01000}" for one in range(2))),)
+        with suppress(InvalidRequestError):
+            await core.retrieve(queries[:3], 1, filters)
+        assert cache.bytes <= 200_000
+    entries = cache._values.items()
+    assert sum(getsizeof(key[2]) + sum(map(getsizeof, value.hits)) for key, (value, _) in entries) <= cache.bytes
+    await core.stop()

@@ -78,6 +78,9 @@ class RetrieverSettings(Section):
         8192, ge=1, description="Most queries in the queue; further requests get 503 with Retry-After"
     )
     queue_timeout_s: float = Field(30.0, gt=0, description="Longest wait of a query in the queue before it fails")
+    cache_bytes: int = Field(
+        64 * 2**20, ge=0, description="Memory of recent results, which repeated queries get at once; 0: none are kept"
+    )
     cache_dir: Path = Field(
         Path(".cache/retriever"), description="Folder of built indexes and converted encoders, named by their digest"
     )

@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from sys import getsizeof
 from typing import Any
 
 from forage_common.errors import SettingsError
@@ -39,6 +40,10 @@ _POLL_S = 0.05
 _FUSED = (TITLE, RetrievalMode.BM25, RetrievalMode.DENSE)
 
 
+_NUMBER_BYTES = 200
+"""Of a passage's place in the lists and the dictionary of a `_MergedPassages`."""
+
+
 class _MergedPassages:
     """The passages of one query from all shards, numbered in order of arrival."""
 
@@ -50,6 +55,10 @@ class _MergedPassages:
     @property
     def contents(self) -> Sequence[str]:
         return [json.loads(row)["contents"] for row in self.rows]
+
+    def count_bytes(self) -> int:
+        """Memory of the passages, about."""
+        return sum(map(getsizeof, self.rows)) + sum(map(getsizeof, self.ids)) + len(self.rows) * _NUMBER_BYTES
 
     def add(self, shard: int, id: str, row: bytes) -> int:
         """The number of a passage, which is added if it is new."""
@@ -179,7 +188,7 @@ class Front:
             best = rankings[0][: options.topk]
         best_passages = _MergedPassages()
         hits = [Hit(best_passages.add(0, passages.ids[hit.row], passages.rows[hit.row]), hit.score) for hit in best]
-        return QueryResult(best_passages, hits, partial=None in replies)
+        return QueryResult(best_passages, hits, partial=None in replies, own_bytes=best_passages.count_bytes())
 
     def _update_health(self) -> None:
         """Update readiness and metrics after a shard came, went or changed its index."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from sys import getsizeof
 from typing import Any
 
 from prometheus_client import Counter, Histogram
@@ -22,9 +23,11 @@ MAX_DOCUMENTS = 100_000
 
 MAX_FILTER_VALUES = 1000
 MAX_URLS = 64
-CACHED_RESULTS = 32_768
 MAX_CACHED_CHARS = 1000
 """Limit of a cached query; longer ones are rarely repeated."""
+
+_ENTRY_BYTES, _HIT_BYTES = 1200, 128
+"""As measured: of an entry without hits, and of each hit."""
 
 QUERIES = Counter("forage_retriever_queries_total", "Queries answered", ["cache"])
 PARTIAL = Counter("forage_retriever_partial_queries_total", "Queries answered without one of the shards")
@@ -57,12 +60,12 @@ class Results:
 class Retrieval:
     """Searches a source, which is set later and may be replaced. All methods belong to one event loop."""
 
-    def __init__(self, default_topk: int, timeout_s: float) -> None:
+    def __init__(self, default_topk: int, timeout_s: float, cache_bytes: int = 2**26) -> None:
         self._default_topk = default_topk
         self._timeout_s = timeout_s
         self._source: Source | None = None
         self._retiring: set[asyncio.Task[None]] = set()
-        self._cache: LruCache[tuple[str, SearchOptions, str], QueryResult] = LruCache(CACHED_RESULTS)
+        self._cache: LruCache[tuple[str, SearchOptions, str], QueryResult] = LruCache(cache_bytes)
 
     @property
     def provenance(self) -> Provenance | None:
@@ -151,13 +154,19 @@ class Retrieval:
             if result.partial:
                 PARTIAL.inc()
             elif len(query) <= MAX_CACHED_CHARS:
-                self._cache.put((index, options, query), result)
+                self._cache.put((index, options, query), result, _measure_bytes(query, options, result))
 
     def _retire(self) -> None:
         if self._source is not None:
             closing = asyncio.create_task(self._source.close())
             self._retiring.add(closing)
             closing.add_done_callback(self._retiring.discard)
+
+
+def _measure_bytes(query: str, options: SearchOptions, result: QueryResult) -> int:
+    """Memory that an entry of the cache keeps, about."""
+    filters = sum(sum(map(getsizeof, (field, *values))) for field, values in options.filters)
+    return _ENTRY_BYTES + getsizeof(query) + filters + len(result.hits) * _HIT_BYTES + result.own_bytes
 
 
 def _check_request(queries: Sequence[str], topk: int, filters: Filters) -> None:

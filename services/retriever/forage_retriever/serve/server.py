@@ -62,7 +62,7 @@ async def _serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     ready = Health()
-    retrieval = Retrieval(settings.retriever.topk, settings.retriever.queue_timeout_s)
+    retrieval = Retrieval(settings.retriever.topk, settings.retriever.queue_timeout_s, settings.retriever.cache_bytes)
     own = settings.retriever
     tokens = open_token_file(own.auth_token_file, "retriever.auth_token_file")
     protocol = make_protocol(settings.tls, WIRE)

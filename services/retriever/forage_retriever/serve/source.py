@@ -32,11 +32,17 @@ class Passages(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """The hits of one query, and the passages of their rows; `partial` where a shard was missing."""
+    """The hits of one query, and the passages of their rows.
+
+    Attributes:
+        partial: a shard was missing.
+        own_bytes: memory of passages that only this result refers to.
+    """
 
     passages: Passages
     hits: Sequence[Hit]
     partial: bool = False
+    own_bytes: int = 0
 
 
 Answer: TypeAlias = tuple[Provenance, Sequence[QueryResult]]
