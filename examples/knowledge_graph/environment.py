@@ -17,6 +17,7 @@ import httpx
 
 from forage_common.clients.calls import MalformedReplyError, RefusedError, call
 from forage_common.clients.circuit import Circuit
+from forage_common.clients.outgoing import bound_replies
 from forage_common.clients.retriever import RetrieverClient
 from forage_common.settings import RolloutSettings
 from forage_rollout.environments import Action, Environment, Episode, Observation
@@ -73,7 +74,7 @@ class KnowledgeGraph(Environment):
         super().__init__(settings, retriever)
         self._timeout_s = timeout_s
         self._circuit = Circuit("knowledge graph", address)
-        self._http = httpx.AsyncClient(base_url=f"http://{address}", timeout=None, trust_env=False)
+        self._http = httpx.AsyncClient(base_url=f"http://{address}", timeout=None, **bound_replies())
 
     async def respond(self, action: Action, episode: Episode) -> Observation:
         try:

@@ -10,6 +10,7 @@ import httpx
 
 from forage_common.clients.calls import MalformedReplyError, RefusedError, call
 from forage_common.clients.circuit import Circuit
+from forage_common.clients.outgoing import bound_replies
 from forage_common.errors import SettingsError
 from forage_common.security.tls import http_scheme, make_client_context
 from forage_common.security.tokens import HEADER, open_token_file
@@ -55,6 +56,7 @@ class CompletionsClient:
             base_url=f"{http_scheme(settings.tls)}://{address}/v1",
             timeout=None,
             verify=make_client_context(settings.tls),
+            **bound_replies(),
         )
         self._circuit = Circuit("rollout", address)
         self._timeout_s = settings.rollout.trajectory_timeout_s

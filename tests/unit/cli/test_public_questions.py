@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hostile_server import open_hostile_server, redirect_to
 from typer.testing import CliRunner
 
 from forage_cli.commands.data import app
@@ -150,3 +151,13 @@ def test_the_command_takes_files_by_split(tmp_path: Path) -> None:
         refused = CliRunner().invoke(app, ["popqa", "--out", str(tmp_path / "no"), "--file", wrong])
         assert isinstance(refused.exception, UserError)
         assert f"--file is {wrong!r}" in str(refused.exception)
+
+
+def test_a_download_does_not_leave_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_hostile_server() as hub, open_hostile_server() as elsewhere:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://{hub.address}")
+        hub.serve = redirect_to(f"http://localhost:{elsewhere.address.rpartition(':')[2]}/")
+        with pytest.raises(DataError, match=r"it leads to http://localhost, which is not the hub's"):
+            fetch_collection("bamboogle", tmp_path)
+        assert elsewhere.requests == []
+    assert not (tmp_path / "bamboogle/test.jsonl").exists()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 
+import httpx
 import numpy as np
 import pytest
+from hostile_server import NONSENSE, SLOW, TOO_LARGE, Serve, open_hostile_server, redirect_to
 from tei_server import MAX_BATCH, Server, serve_tei
 
 from forage_common.clients.calls import GIVEN_UP, MalformedReplyError
 from forage_common.errors import UnavailableError, UserError
 from forage_common.settings import EncoderSettings, RetrieverSettings
+from forage_retriever.encoders import tei
 from forage_retriever.encoders.encoder import Encoder
 from forage_retriever.encoders.factory import create_encoder
 from forage_retriever.encoders.remote_encoder import RemoteEncoder
@@ -74,3 +77,17 @@ def test_an_address_without_a_server_is_named() -> None:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     with pytest.raises(UserError, match=rf"retriever.encoder.url {url} serves no encoder .*start text-embeddings"):
         RemoteEncoder(url, "auto", 1, start_s=0.5)
+
+
+_HOSTILE = {**TOO_LARGE, **SLOW, **NONSENSE, "a redirect": redirect_to("http://127.0.0.1:1/")}
+
+
+@pytest.mark.parametrize("serve", _HOSTILE.values(), ids=_HOSTILE.keys())
+def test_an_endpoint_that_wishes_ill_costs_a_call(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> None:
+    monkeypatch.setattr(tei, "MAX_REPLY_BYTES", 2**20)
+    with open_hostile_server() as server:
+        server.serve = serve
+        client = tei.TeiClient("encoder", f"http://user:S3cr3t@{server.address}", 0.5)
+        with pytest.raises((MalformedReplyError, UnavailableError, httpx.HTTPStatusError)) as refused:
+            client.embed(["x"], normalize=True)
+    assert "S3cr3t" not in str(refused.value)

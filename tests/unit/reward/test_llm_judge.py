@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from hostile_server import NONSENSE, SLOW, TOO_LARGE, Serve, open_hostile_server, redirect_to
 
 from forage_common.errors import SettingsError
 from forage_reward.registry import bind_reward
@@ -249,3 +250,20 @@ def test_a_template_without_targets_needs_no_accepted_answers(endpoint: Endpoint
     params = {"base_url": endpoint.url, "template": "Answer to judge: $answer"}
     view = TrajectoryView((Span(Role.MODEL, "<answer>Oslo</answer>"),))
     assert bind_reward("llm_judge", params, "here")(view, GroundTruth()).total == 1.0
+
+
+_HOSTILE = {**TOO_LARGE, **SLOW, **NONSENSE, "a redirect": redirect_to("http://127.0.0.1:1/")}
+
+
+@pytest.mark.parametrize("serve", _HOSTILE.values(), ids=_HOSTILE.keys())
+def test_a_judge_that_wishes_ill_gives_no_verdict(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> None:
+    """And no reward: failure is not a reward of 0."""
+    monkeypatch.setenv("JUDGE_KEY", "S3cr3t")
+    with open_hostile_server() as server:
+        server.serve = serve
+        params = {"base_url": f"http://user:S3cr3t@{server.address}/v1", "timeout_s": 0.5, "api_key_env": "JUDGE_KEY"}
+        view = TrajectoryView((Span(Role.PROMPT, "?"), Span(Role.MODEL, "<answer>Oslo</answer>")))
+        score = bind_reward("llm_judge", params, "here")(view, GroundTruth(("Oslo",)))
+    assert score.status in (Status.INTERNAL, Status.TIMEOUT)
+    assert score.total == 0.0
+    assert "S3cr3t" not in score.detail

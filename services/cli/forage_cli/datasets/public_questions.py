@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,10 @@ SPLITS = {
 NO_QUESTION, NO_ANSWER = "no question", "no answer"
 _ROWS = 10_000
 _TIMEOUT_S = 30.0
+_MAX_BYTES = 2**31
+_CONTENT_HOSTS = (".hf.co", ".huggingface.co")
+"""To which the hub redirects for the contents of large files."""
+
 _INFO = {"split": TEXT, "index": NUMBER, "id": TEXT, "question": TEXT}
 
 
@@ -82,17 +86,33 @@ def _download(url: str, file: Path, remedy: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with (
-            httpx.stream("GET", url, follow_redirects=True, timeout=_TIMEOUT_S) as reply,
+            httpx.Client(follow_redirects=True, timeout=_TIMEOUT_S, event_hooks=_stay_at(url)) as client,
+            client.stream("GET", url, headers={"accept-encoding": "identity"}) as reply,
             durable.stage_file(file) as partial,
             partial.open("wb") as out,
         ):
             reply.raise_for_status()
-            for part in reply.iter_bytes():
+            for part in reply.iter_raw():
                 out.write(part)
+                if out.tell() > _MAX_BYTES:
+                    raise DataError(f"{url} has more than {_MAX_BYTES} bytes, which no file of it has: {remedy}")
     except httpx.HTTPStatusError as error:
         raise DataError(f"{url} answers {error.response.status_code}: {remedy}") from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise DataError(f"{url} cannot be reached ({' '.join(str(error).split())}): {remedy}") from None
+
+
+def _stay_at(url: str) -> dict[str, list[Callable[[httpx.Request], None]]]:
+    """Hooks that let redirects lead to the hub's own hosts only, and never from HTTPS to HTTP."""
+    hub = httpx.URL(url)
+
+    def check(request: httpx.Request) -> None:
+        host = request.url.host
+        is_own = host == hub.host or host.endswith((f".{hub.host}", *_CONTENT_HOSTS))
+        if not is_own or (hub.scheme == "https" and request.url.scheme != "https"):
+            raise httpx.UnsupportedProtocol(f"it leads to {request.url.scheme}://{host}, which is not the hub's")
+
+    return {"request": [check]}
 
 
 def convert_collection(source: str, files: Mapping[str, Path], out: Path) -> Summary:

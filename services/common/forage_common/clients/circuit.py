@@ -13,6 +13,7 @@ from prometheus_client import Counter, Gauge
 
 from forage_common.clients.reasons import describe_error
 from forage_common.errors import ForageError
+from forage_common.text.redaction import redact_url
 
 FAILURES = 5
 """Consecutive failures that open the circuit."""
@@ -61,7 +62,7 @@ class Circuit:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.service = service
-        self.address = address
+        self.address = redact_url(address)
         self._max_failures = failures
         self._open_s = open_s
         self._clock = clock

@@ -8,12 +8,14 @@ from typing import Any
 
 import httpx
 
+from forage_common.clients.outgoing import UnboundedReplyError, bound_blocking_replies
 from forage_common.errors import SettingsError
 from forage_common.security.handshakes import explain_tls
 from forage_common.security.tls import http_scheme, make_client_context
 from forage_common.settings import Settings, TlsSettings
 from forage_common.v1.trajectory_pb2 import Replica
 
+_MAX_REPLY_BYTES = 2**20
 ANSWER_S = 2.0
 """Longest wait for an answer: a service that needs longer is silent."""
 
@@ -59,7 +61,7 @@ def open_client(tls: TlsSettings, timeout_s: float = ANSWER_S) -> httpx.Client:
     Raises:
         SettingsError: a file of the certificates is wrong.
     """
-    return httpx.Client(timeout=timeout_s, trust_env=False, verify=make_client_context(tls))
+    return httpx.Client(timeout=timeout_s, verify=make_client_context(tls), **bound_blocking_replies(_MAX_REPLY_BYTES))
 
 
 def ask_service(ready_url: str, tls: TlsSettings) -> ServiceHealth:
@@ -78,7 +80,9 @@ def ask_service(ready_url: str, tls: TlsSettings) -> ServiceHealth:
         if why := explain_tls(error):
             return ServiceHealth("silent", notes={"tls": why})
         return ServiceHealth() if isinstance(error, httpx.ConnectError) else ServiceHealth("silent")
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError, RecursionError, UnboundedReplyError):
+        return ServiceHealth("silent")
+    if not isinstance(body, dict):
         return ServiceHealth("silent")
     state = "ready" if reply.status_code == 200 else "not ready"
     return ServiceHealth(state, body.get("waiting_for", {}), body.get("notes", {}), listed)

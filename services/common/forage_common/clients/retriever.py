@@ -10,6 +10,7 @@ import httpx
 
 from forage_common.clients.calls import MalformedReplyError, RefusedError, call
 from forage_common.clients.circuit import Circuit
+from forage_common.clients.outgoing import bound_replies
 from forage_common.security.tls import http_scheme, make_client_context
 from forage_common.security.tokens import HEADER, TokenFile, open_token_file
 from forage_common.settings import Settings, TlsSettings
@@ -67,7 +68,7 @@ class RetrieverClient:
             verify=make_client_context(tls),
             timeout=httpx.Timeout(None, connect=CONNECT_S),  # `call` sets the deadline
             limits=httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
-            trust_env=False,
+            **bound_replies(),
         )
 
     @classmethod

@@ -18,12 +18,13 @@ from tenacity import RetryError, Retrying, retry_if_exception, stop_before_delay
 
 from forage_common.clients.calls import GIVEN_UP, RETRIED, MalformedReplyError, is_transient
 from forage_common.clients.circuit import Circuit, CircuitOpenError
+from forage_common.clients.outgoing import MAX_REPLY_BYTES, BlockingClient
 from forage_common.errors import UnavailableError
+from forage_common.text.redaction import redact_url
 
 MAX_BATCH = 32
 """Texts in one request where the server states no limit: its default."""
 
-_MAX_REPLY_BYTES = 256 * 2**20
 _CONNECT_S = 2.0
 
 
@@ -41,10 +42,10 @@ class TeiClient:
 
     def __init__(self, service: str, url: str, timeout_s: float) -> None:
         """`service` names it in errors and metrics."""
-        self._url = url.rstrip("/")
+        self._url = redact_url(url.rstrip("/"))
         self._timeout_s = timeout_s
         self._circuit = Circuit(service, self._url)
-        self._client = httpx.Client(timeout=httpx.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s)))
+        self._client = BlockingClient(url, MAX_REPLY_BYTES)
 
     def fetch_info(self, timeout_s: float) -> EndpointInfo:
         """The served model; retries until the endpoint answers or `timeout_s` has passed."""
@@ -99,34 +100,22 @@ class TeiClient:
         raise AssertionError("unreachable: tenacity returns or raises")
 
     def _attempt(self, method: str, path: str, body: Any, deadline: float) -> Any:
-        content = bytearray()
-        with self._client.stream(method, self._url + path, json=body, timeout=self._remaining(deadline)) as response:
-            for piece in response.iter_bytes():
-                content += piece
-                self._remaining(deadline)
-                if len(content) > _MAX_REPLY_BYTES:
-                    raise self._make_malformed_error(f"{path} gave more than {_MAX_REPLY_BYTES} bytes")
-            response.raise_for_status()
+        reply = self._client.request(method, path, body, deadline - time.monotonic(), _CONNECT_S)
+        if reply.status != httpx.codes.OK:
+            raise httpx.HTTPStatusError(
+                f"{path} answers {reply.status}",
+                request=httpx.Request(method, self._url + path),
+                response=httpx.Response(reply.status, headers=reply.headers),
+            )
         try:
-            return json.loads(content)
-        except ValueError:
+            return json.loads(reply.content)
+        except (ValueError, RecursionError):
             raise self._make_malformed_error(f"{path} gave no JSON") from None
-
-    def _remaining(self, deadline: float) -> httpx.Timeout:
-        """The remaining time as a limit of each step of a request: httpx has no limit for a whole request.
-
-        Raises:
-            TimeoutError: no time remains.
-        """
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            raise TimeoutError
-        return httpx.Timeout(remaining, connect=min(_CONNECT_S, remaining))
 
     def _parse_numbers(self, value: Any, path: str) -> NDArray[np.float32]:
         try:
             numbers = np.asarray(value, np.float32)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             raise self._make_malformed_error(f"{path} gave no array of numbers") from None
         if not np.isfinite(numbers).all():
             raise self._make_malformed_error(f"{path} gave numbers that are not finite")

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import httpx
 from prometheus_client import Counter
 
+from forage_common.clients.outgoing import BlockingClient, UnboundedReplyError
 from forage_common.errors import ForageError
 
 MAX_REPLY_BYTES = 2**20
@@ -86,7 +87,7 @@ class JudgeClient:
         self._cache: OrderedDict[bytes, float] = OrderedDict()
         self._lock = threading.Lock()
         headers = {"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}
-        self._client = httpx.Client(base_url=endpoint.base_url.rstrip("/") + "/", headers=headers, trust_env=False)
+        self._client = BlockingClient(endpoint.base_url, MAX_REPLY_BYTES, headers)
 
     def ask_verdict(self, prompt: str, timeout_s: float) -> float:
         """Return the model's verdict on a prompt, from 0 to 1.
@@ -114,11 +115,18 @@ class JudgeClient:
             "temperature": 0.0,
             "max_tokens": self._endpoint.max_tokens,
         }
-        problem = "it was not asked"
+        problem, asked = "it was not asked", False
         while (left_s := deadline - time.monotonic()) > 0:
             self._budget.spend()
             try:
-                status, reply = self._post(body, left_s, deadline)
+                answer = self._client.request("POST", "chat/completions", body, left_s)
+                status, reply = answer.status, answer.content
+            except UnboundedReplyError as error:
+                JUDGE_CALLS.labels("malformed").inc()
+                raise JudgeReplyError(f"the judge's reply cannot be read: {error}") from None
+            except TimeoutError:
+                JUDGE_CALLS.labels("unreachable").inc()
+                problem = problem if asked else "its reply did not end"
             except httpx.TransportError as error:
                 JUDGE_CALLS.labels("unreachable").inc()
                 problem = f"{type(error).__name__}: {error}"
@@ -130,20 +138,9 @@ class JudgeClient:
                     JUDGE_CALLS.labels("refused").inc()
                     raise JudgeReplyError(f"the judge refused the request ({problem}): check base_url, model and key")
                 JUDGE_CALLS.labels("unavailable").inc()
+            asked = True
             time.sleep(max(0.0, min(_RETRY_DELAY_S, deadline - time.monotonic())))  # wait: has a time limit
         raise JudgeTimeoutError(f"the judge gave no answer in time ({problem})")
-
-    def _post(self, body: dict[str, object], timeout_s: float, deadline: float) -> tuple[int, bytes]:
-        reply = b""
-        with self._client.stream("POST", "chat/completions", json=body, timeout=timeout_s) as response:
-            for part in response.iter_bytes():
-                reply += part
-                if len(reply) > MAX_REPLY_BYTES:
-                    raise JudgeReplyError(f"the judge's reply is larger than {MAX_REPLY_BYTES} bytes")
-                # httpx limits the time between two parts, not that of the whole reply.
-                if time.monotonic() > deadline:
-                    raise httpx.ReadTimeout("the reply came too slowly")
-            return response.status_code, reply
 
 
 def parse_verdict(text: str) -> float:

@@ -9,6 +9,7 @@ import grpc
 import httpx
 
 from forage_common.clients.calls import GRPC_RECONNECT
+from forage_common.clients.outgoing import UnboundedReplyError, bound_replies
 from forage_common.clients.reasons import describe_error
 from forage_common.clients.retriever import TOKEN_SETTING
 from forage_common.errors import SettingsError, UnavailableError
@@ -25,6 +26,7 @@ from forage_common.v1.reward_pb2_grpc import RewardStub
 
 log = get_logger()
 _PROBE_TIMEOUT_S = 2.0
+_MAX_REPLY_BYTES = 2**20
 _REWARD_TOKEN = "reward.auth_token_file"
 _NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
@@ -71,7 +73,8 @@ async def _probe_redis(streams: StreamClient) -> str:
 
 
 def _open_client(settings: Settings) -> httpx.AsyncClient:
-    return httpx.AsyncClient(trust_env=False, timeout=_PROBE_TIMEOUT_S, verify=make_client_context(settings.tls))
+    verify = make_client_context(settings.tls)
+    return httpx.AsyncClient(timeout=_PROBE_TIMEOUT_S, verify=verify, **bound_replies(_MAX_REPLY_BYTES))
 
 
 async def _probe_retriever(client: httpx.AsyncClient, settings: Settings) -> str:
@@ -86,7 +89,7 @@ async def _probe_retriever(client: httpx.AsyncClient, settings: Settings) -> str
         response = await client.get(f"{url}/retrieve", headers=dict(token))  # 405 from those who let it in
     except (httpx.HTTPError, ssl.SSLError) as error:
         return f"no answer at {address} ({explain_tls(error) or error or type(error).__name__})"
-    except SettingsError as error:  # of a file that is being replaced
+    except (SettingsError, UnboundedReplyError) as error:  # of a file that is being replaced, or of a stranger
         return str(error)
     if response.status_code in (401, 403):
         return f"{address} refuses this service: {response.text[:200]}; look at {TOKEN_SETTING} and tls.cert"

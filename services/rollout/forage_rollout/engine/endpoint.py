@@ -11,6 +11,7 @@ import httpx
 
 from forage_common.clients.calls import MalformedReplyError, RefusedError, call
 from forage_common.clients.circuit import Circuit
+from forage_common.clients.outgoing import bound_replies
 from forage_common.errors import SettingsError, UnavailableError
 from forage_common.security.tokens import HEADER, TokenFile
 from forage_common.settings import EngineSettings
@@ -55,7 +56,7 @@ class Endpoint:
             base_url=settings.endpoint,
             timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),  # `call` sets the deadline
             limits=httpx.Limits(max_connections=settings.max_num_seqs, max_keepalive_connections=settings.max_num_seqs),
-            trust_env=False,
+            **bound_replies(),
         )
         self._card: dict[str, Any] = {}
         self.model = ""
