@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
+import pytest
+from key_pairs import make_keys
 from model_folders import write_smallest_model, write_weights
+from rich.console import Console
 
-from forage_cli.local.serving import publish
+from forage_cli.local.serving import ensure_services, publish
+from forage_cli.local.stack import Program
+from forage_common.errors import DataError, SettingsError
 from forage_common.settings import RedisSettings, RunSettings, Settings
 from forage_common.streams.client import StreamClient
+from forage_policies.admission import Admission
 from forage_policies.digests import compute_digest
 
 
@@ -29,3 +36,24 @@ def test_every_shard_of_a_policy_is_published(redis_server: RedisSettings, tmp_p
     assert policy.uri == str(folder)
     assert policy.epoch == first.epoch + 1, "the later one replaces the earlier"
     assert StreamClient(redis_server, "shards").read_policy() == policy
+
+
+def test_a_policy_that_engines_would_refuse_is_not_published(redis_server: RedisSettings, tmp_path: Path) -> None:
+    folder, audit = write_smallest_model(tmp_path), tmp_path / "audit.jsonl"
+    settings = Settings(redis=redis_server, run=RunSettings(id="signed", dir=tmp_path))
+    security = make_keys(tmp_path / "keys", audit_file=audit)
+    settings = settings.model_copy(
+        update={"security": security, "model": settings.model.model_copy(update={"path": folder})}
+    )
+    policy = publish(settings, folder)
+    Admission(settings).check(policy)
+    (act,) = (json.loads(line) for line in audit.read_text().splitlines())
+    assert (act["act"], act["run"], act["uri"]) == ("publish_policy", "signed", str(folder))
+    assert act["actor"].startswith("user ")
+    blind = security.model_copy(update={"signing_key_file": None})
+    with pytest.raises(SettingsError, match=r"this command has no security\.signing_key_file"):
+        publish(settings.model_copy(update={"security": blind}), folder)
+    assert StreamClient(redis_server, "signed").read_policy() == policy
+    changed = shutil.copytree(folder, tmp_path / "run/policies/v1-e1")
+    with pytest.raises(DataError, match="is not signed"):  # before any service is started
+        ensure_services(settings, Console(), [Program.ROLLOUT], changed).__enter__()
