@@ -78,21 +78,23 @@ def _open_client(settings: Settings) -> httpx.AsyncClient:
 
 
 async def _probe_retriever(client: httpx.AsyncClient, settings: Settings) -> str:
-    """It must be ready, and let this service in: /readyz needs no token, so a route that needs one is asked, too."""
-    address = settings.retriever.http_address
+    """It must be ready and, where there is a token, accept it: /readyz needs none, so a route that does is asked, too."""
+    address, token_file = settings.retriever.http_address, settings.retriever.auth_token_file
     url = f"{http_scheme(settings.tls)}://{address}"
     try:
         response = await client.get(f"{url}/readyz")
         if not response.is_success:
             return f"{address} is not ready: {response.text[:200]}"
-        token = authorization_metadata(settings.retriever.auth_token_file, TOKEN_SETTING)
-        response = await client.get(f"{url}/retrieve", headers=dict(token))  # 405 from those who let it in
+        if token_file is None:
+            return ""
+        headers = dict(authorization_metadata(token_file, TOKEN_SETTING))
+        response = await client.get(f"{url}/retrieve", headers=headers)  # 405 where the token is right
     except (httpx.HTTPError, ssl.SSLError) as error:
         return f"no answer at {address} ({explain_tls(error) or error or type(error).__name__})"
     except (SettingsError, UnboundedReplyError) as error:  # of a file that is being replaced, or of a stranger
         return str(error)
     if response.status_code in (401, 403):
-        return f"{address} refuses this service: {response.text[:200]}; look at {TOKEN_SETTING} and tls.cert"
+        return f"{address} refuses this service: {response.text[:200]}; look at {TOKEN_SETTING}"
     return ""
 
 
