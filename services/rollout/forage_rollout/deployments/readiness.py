@@ -78,7 +78,7 @@ def _open_client(settings: Settings) -> httpx.AsyncClient:
 
 
 async def _probe_retriever(client: httpx.AsyncClient, settings: Settings) -> str:
-    """It must be ready and, where there is a token, accept it: /readyz needs none, so a route that does is asked, too."""
+    """It must be ready and accept the token: /readyz needs none, so a route that does is asked, too."""
     address, token_file = settings.retriever.http_address, settings.retriever.auth_token_file
     url = f"{http_scheme(settings.tls)}://{address}"
     try:
