@@ -30,8 +30,11 @@ BasePort = Annotated[
 def load_run_settings(config: Path | None, overrides: list[str] | None, base_port: int | None, run: str) -> Settings:
     """Load the settings of a command that uses services: the demo's where no file is given, under the run id `run`."""
     from forage_cli.local import demo as local
+    from forage_cli.local.hardening import adopt_security
     from forage_cli.local.stack import repository, shift_ports
     from forage_common.settings import load_settings
 
     merged = [*shift_ports(base_port), f"run.id={run}", *(overrides or [])]
-    return load_settings(config or repository() / local.CONFIG, merged)
+    settings = load_settings(config or repository() / local.CONFIG, merged)
+    latest = settings.run.dir / "latest/settings.yaml"
+    return settings if config or not latest.is_file() else adopt_security(settings, load_settings(latest, (), {}))

@@ -67,6 +67,7 @@ def up(
     from forage_cli.local import preflight, serving
     from forage_cli.local.console import add_console
     from forage_cli.local.gpus import build_stack
+    from forage_cli.local.hardening import harden
     from forage_cli.local.processes import interrupt_on_signals
     from forage_cli.local.stack import SERVING, TRAINING, Program, end_earlier_stack, shift_ports
     from forage_cli.local.watch import Watch
@@ -78,6 +79,7 @@ def up(
     local.prepare_world(settings, output)
     end_earlier_stack(settings)
     preflight.check_all(settings, programs)
+    settings = harden(settings)
     if console:
         programs = add_console(settings, programs, output)
     stack = build_stack(settings, programs, output)

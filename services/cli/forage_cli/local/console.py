@@ -40,7 +40,8 @@ def add_console(settings: Settings, programs: Sequence[Program], console: Consol
     except UserError as error:
         console.print(f"no console: {error}", style="yellow", highlight=False, soft_wrap=True)
         return tuple(programs)
-    console.print(f"console  {find_url(settings)}{' (it runs already)' if is_running else ''}", highlight=False)
+    note = f"{' (it runs already)' if is_running else ''}{_say_sign_in(settings)}"
+    console.print(Text.assemble("console  ", find_url(settings), note), soft_wrap=True)
     return tuple(programs) if is_running else (*programs, Program.CONSOLE)
 
 
@@ -106,15 +107,18 @@ def serve_console(settings: Settings, console: Console, page: str, open_page: bo
             while process.poll() is None and not is_running(settings):
                 time.sleep(_POLL_S)  # wait: until it serves or ends
             if process.poll() is None:
-                token = settings.console.auth_token_file
-                sign_in = "" if token is None else f"; sign in with the token of {token}"
-                shows = f"  shows {redact_url(settings.runs_address)}{sign_in}; Ctrl-C stops it"
+                shows = f"  shows {redact_url(settings.runs_address)}{_say_sign_in(settings)}; Ctrl-C stops it"
                 console.print(Text.assemble("console  ", (url, "bold"), shows))
                 _open(url, open_page)
             return process.wait()  # wait: the life of the console, which Ctrl-C ends
         except KeyboardInterrupt:
             process.terminate()
             return process.wait(_STOP_S)  # wait: has a time limit
+
+
+def _say_sign_in(settings: Settings) -> str:
+    token = settings.console.auth_token_file
+    return "" if token is None else f"; sign in with the token of {token}"
 
 
 def _open(url: str, is_wanted: bool) -> None:

@@ -14,6 +14,7 @@ from rich.live import Live
 from forage_cli.local import preflight
 from forage_cli.local.console import add_console, find_url
 from forage_cli.local.gpus import build_stack
+from forage_cli.local.hardening import harden
 from forage_cli.local.live import LiveView, format_step
 from forage_cli.local.processes import interrupt_on_signals
 from forage_cli.local.stack import TRAINING, Program, Stack, end_earlier_stack, point_latest, repository, shift_ports
@@ -51,6 +52,7 @@ def run_demo(settings: Settings, console: Console, with_console: bool = True) ->
     prepare_world(settings, console)
     end_earlier_stack(settings)
     preflight.check_all(settings, TRAINING)
+    settings = harden(settings)
     programs = add_console(settings, TRAINING, console) if with_console else TRAINING
     stack = build_stack(settings, programs, console)
     settings = stack.settings

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.status import Status
 
 from forage_cli.local.gpus import build_stack
+from forage_cli.local.hardening import harden
 from forage_cli.local.processes import interrupt_on_signals
 from forage_cli.local.stack import SERVING, Program, Stack, end_earlier_stack, list_waiting
 from forage_common.addresses import split_address
@@ -126,6 +127,7 @@ def ensure_services(
     if Program.ROLLOUT in programs:
         end_earlier_stack(settings)
         preflight.check_all(settings, programs)
+    settings = harden(settings)
     stack = build_stack(settings, programs, console)
     settings = stack.settings
     with interrupt_on_signals():
