@@ -1,4 +1,4 @@
-"""`make bench-hardened`: the demo with and without `security.profile=hardened`, by turns; a table, then one JSON object.
+"""`make bench-hardened`: the demo with and without `security.profile=hardened`; a table, then one JSON object.
 
 The baseline is the default profile, in the same run of this command: pairs of one seed, so that other load of the
 machine affects both. A step's seconds are the median over the steps of a run; the ratio is the median over the pairs.
