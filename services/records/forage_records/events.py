@@ -90,7 +90,7 @@ def parse_events(text: str) -> Iterator[Event]:
                 None if step is None else int(step),
                 str(row.get("service", "trainer")),
             )
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             continue
 
 

@@ -142,7 +142,7 @@ def _read_file(file: Path) -> list[Question]:
                 f"the Search-R1 layout needs {', '.join(COLUMNS)}"
             )
         rows = parquet.read(columns=list(COLUMNS)).to_pylist()
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:  # of a name that is no text, too
         raise DataError(f"{file} cannot be read as Parquet ({' '.join(str(error).split())}): write it again") from None
     return [_question(row, f"{file} row {number}") for number, row in enumerate(rows)]
 

@@ -17,6 +17,7 @@ from statistics import fmean
 
 import pyarrow as pa
 
+from forage_common.errors import DataError
 from forage_common.v1.trajectory_pb2 import ActionKind, Trajectory
 from forage_records.trajectory_file import TrajectoryWriter, read_metadata, read_with_columns
 
@@ -202,5 +203,8 @@ def read_group_fates(file: Path) -> list[GroupFate] | None:
     if content is None:
         return None
     names = {field.name for field in fields(GroupFate)}
-    rows = [{name: row[name] for name in row.keys() & names} for row in json.loads(content)]
-    return [GroupFate(**row | {"fate": Fate(row["fate"])}) for row in rows]
+    try:
+        rows = [{name: row[name] for name in row.keys() & names} for row in json.loads(content)]
+        return [GroupFate(**row | {"fate": Fate(row["fate"])}) for row in rows]
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        raise DataError(f"{file} does not say what became of its groups ({error!r}): write it again") from None

@@ -167,7 +167,7 @@ def read_header(file: Path) -> FileHeader:
     """
     with _open(file) as parquet:
         metadata = parquet.schema_arrow.metadata
-        return FileHeader(parquet.metadata.num_rows, metadata.get(_END_OF_TURN_KEY, b"").decode())
+        return FileHeader(parquet.metadata.num_rows, metadata.get(_END_OF_TURN_KEY, b"").decode(errors="replace"))
 
 
 def read_ids(file: Path) -> set[str]:
@@ -179,7 +179,10 @@ def read_ids(file: Path) -> set[str]:
     if not file.exists():
         return set()
     with _open(file) as parquet:
-        return set(parquet.read(columns=["id"])["id"].to_pylist())
+        try:
+            return set(parquet.read(columns=["id"])["id"].to_pylist())
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise DataError(f"{file} is damaged ({_describe(error)}): write it again") from None
 
 
 def read_trajectories(file: Path) -> Iterator[Trajectory]:
@@ -226,10 +229,10 @@ def read_with_columns(
                     number += 1
                     yield Trajectory.FromString(row.pop("trajectory")), row | dict.fromkeys(unknown)
                 number = first + rows
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{file} is damaged after row {number} ({_describe(error)}): write it again") from None
         except (DecodeError, TypeError) as error:
             raise DataError(f"{file} row {number} holds no trajectory ({_describe(error)}): write it again") from None
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise DataError(f"{file} is damaged after row {number} ({_describe(error)}): write it again") from None
 
 
 def read_metadata(file: Path, key: bytes) -> bytes | None:
@@ -277,9 +280,9 @@ def _open(file: Path) -> pq.ParquetFile:
     remedy = "give a file of 'forage rollout sample' or of a run"
     try:
         parquet = pq.ParquetFile(file if isinstance(file, Path) else file.open("rb"), pre_buffer=True)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:  # of a name that is no text, too
         raise DataError(f"{file} cannot be read as Parquet ({_describe(error)}): {remedy}") from None
-    version = (parquet.schema_arrow.metadata or {}).get(_VERSION_KEY, b"").decode()
+    version = (parquet.schema_arrow.metadata or {}).get(_VERSION_KEY, b"").decode(errors="replace")
     if version != VERSION or "trajectory" not in parquet.schema_arrow.names:
         parquet.close()
         problem = (

@@ -163,8 +163,11 @@ class Play:
                 self._save(one, Fault.HANG, verdict.detail)
 
     async def _minimise(self, one: Input, verdict: Verdict) -> Input:
-        """The input with as many bytes cut off as leave its outcome; within few sends and little time."""
-        if len(one.parts) > 1 or not one.size:
+        """The input with as many bytes cut off as leave its outcome; within few sends and little time.
+
+        Not a request: a cut one is waited for, since its length says that more will come.
+        """
+        if len(one.parts) > 1 or not one.size or one.call in ("http", "tcp"):
             return one
         deadline, sends = time.monotonic() + _MINIMISE_S, 0
         content, step = one.parts[0], len(one.parts[0]) // 2
@@ -217,7 +220,7 @@ class Play:
     def _take_bad_lines(self) -> None:
         for line in self._read_bad_lines():
             self._result.errors += 1
-            self._note(f"log: {line[:1500]}")
+            self._note(f"log: {line[:300]} … {line[-1100:]}" if len(line) > 1400 else f"log: {line}")
 
     def _read_bad_lines(self) -> list[str]:
         return [line for process in self._target.processes for line in process.find_bad_lines()]

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 from fastapi import FastAPI
@@ -60,6 +61,21 @@ def open_app(app: Any, base_url: str = HOME) -> httpx.AsyncClient:
 
 def call(client: httpx.AsyncClient, method: str, path: str, **options: Any) -> httpx.Response:
     return asyncio.run(client.request(method, path, **options))
+
+
+@pytest.mark.parametrize("is_started", [True, False])
+def test_a_stream_that_the_browser_closed_is_no_failure(
+    runs: Path, capfd: pytest.CaptureFixture[str], is_started: bool
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if is_started:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        raise ExceptionGroup("as a group of tasks raises it", [anyio.BrokenResourceError()])
+
+    reply = call(open_app(Guard(app, Settings(), Access(None))), "GET", "/api/events")
+    out, err = capfd.readouterr()
+    assert (reply.status_code, "request_failed" in out + err) == ((200, False) if is_started else (500, True))
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.8.9.10:1", "localhost:1"])

@@ -30,7 +30,7 @@ def test_events_of_several_writers_are_read_in_order(tmp_path: Path) -> None:
 def test_damaged_lines_and_later_kinds_do_not_hide_the_others() -> None:
     text = '\n'.join((
         '{"time": 1.5, "kind": "start", "text": "a", "step": 0}',
-        "no JSON", "[1]", '{"time": "x", "kind": "start", "text": "a"}', '{"kind": "start"}',
+        "no JSON", "[1]", "[" * 99_999, '{"time": "x", "kind": "start", "text": "a"}', '{"kind": "start"}',
         '{"time": 2, "kind": "of a later version", "text": "b", "step": null, "service": "reward", "more": 1}',
         '{"time": 3, "kind": "chec',
     ))  # fmt: skip

@@ -101,3 +101,21 @@ def test_an_answer_that_was_not_judged_is_neither_right_nor_wrong() -> None:
     rows = [{"uid": "a/b/0/0", "question": "q", "spans": [], "em": em} for em in (None, 0.0, 1.0)]
     for right, expected in ((True, [1.0]), (False, [0.0]), (None, [None, 0.0, 1.0])):
         assert [row["em"] for row in filter(Filter(right), rows)] == expected
+
+
+@pytest.mark.parametrize("content", [b"{", b"[1]", b'[{"fate": "eaten"}]', b'[{"uid": "a"}]', b"3", b"\xff"])
+def test_damaged_fates_of_groups_are_one_sentence(tmp_path: Path, content: bytes) -> None:
+    whole, file = tmp_path / "whole.parquet", tmp_path / "step-000001.parquet"
+    write_step(whole, "", [build_row()])
+    table = pq.read_table(whole)
+    pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"forage.groups": content}), file)
+    with pytest.raises(DataError, match="does not say what became of its groups"):
+        read_group_fates(file)
+
+
+def test_a_column_whose_name_is_no_text_is_one_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "step-000001.parquet"
+    write_step(file, "", [build_row()])
+    file.write_bytes(file.read_bytes().replace(b"mismatch_max", b"mismatch_\xffax"))
+    with pytest.raises(DataError, match="cannot be read as Parquet"):
+        list(read_step(file))

@@ -61,7 +61,7 @@ def json_lines(file: Path) -> Iterator[str]:
         for batch in parquet.ParquetFile(file).iter_batches(_BATCH):
             for row in batch.to_pylist():
                 yield json.dumps(row, default=str) + "\n"
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, pyarrow.ArrowException, ValueError) as error:  # of a name that is no text, too
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"{file} cannot be read as Parquet ({reason}): give an existing Parquet file") from None
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import quote
 
+import anyio
 from prometheus_client import Counter, Gauge
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -71,7 +72,9 @@ class Guard:
         except GuardError as refused:
             REFUSED.labels(refused.reason).inc()
             await answer.replace(_reply(request, refused), scope, receive)
-        except Exception:  # noqa: BLE001 - the log has it, and the browser a sentence
+        except Exception as error:  # noqa: BLE001 - the log has it, and the browser a sentence
+            if answer.is_started and _is_hang_up(error):
+                return
             get_logger().exception("request_failed", method=request.method, path=request.url.path[:500])
             detail = "the console failed to answer: its log says why"
             await answer.replace(JSONResponse({"detail": detail}, 500), scope, receive)
@@ -178,19 +181,26 @@ class _Answer:
     def __init__(self, send: Send, is_pinned: bool) -> None:
         self._send = send
         self._is_pinned = is_pinned
-        self._is_started = False
+        self.is_started = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self._is_started = True
+            self.is_started = True
             add_headers(MutableHeaders(scope=message), self._is_pinned)
             ANSWERED.labels(str(message["status"])).inc()
         await self._send(message)
 
     async def replace(self, response: Response, scope: Scope, receive: Receive) -> None:
         """Send another answer, unless one has begun: that one ends where it is."""
-        if not self._is_started:
+        if not self.is_started:
             await response(scope, receive, self.send)
+
+
+def _is_hang_up(error: BaseException) -> bool:
+    """Whether nothing failed but that the browser closed a stream of events: FastAPI may still be writing to it."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_hang_up, error.exceptions))
+    return isinstance(error, anyio.BrokenResourceError | anyio.ClosedResourceError)
 
 
 def _limit_body(receive: Receive) -> Receive:
