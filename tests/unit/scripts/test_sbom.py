@@ -71,9 +71,9 @@ def test_the_same_locks_give_the_same_bytes(documents: dict[str, dict[str, Any]]
 
 @pytest.mark.parametrize("field", ["bomFormat", "components"])
 def test_the_schema_refuses_another_document(documents: dict[str, dict[str, Any]], field: str) -> None:
-    wrong = documents["forage-reward"] | {field: "something else"}
-    assert sbom.find_errors(json.dumps(documents["forage-reward"])) == []
-    assert sbom.find_errors(json.dumps(wrong))
+    small = documents["forage-reward"] | {"components": documents["forage-reward"]["components"][:2], "dependencies": []}
+    assert sbom.find_errors(json.dumps(small)) == []
+    assert sbom.find_errors(json.dumps(small | {field: "something else"}))
 
 
 def test_the_command_needs_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
