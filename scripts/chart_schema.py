@@ -118,6 +118,18 @@ class Server(StoppableComponent):
     topologySpread: TopologySpread = TopologySpread()
 
 
+class Secret(Values):
+    existingSecret: str = ""
+
+
+class Auth(Secret):
+    enabled: bool = True
+
+
+class TokenServer(Server):
+    auth: Auth = Auth()
+
+
 class RetrieverData(Values):
     kind: Literal["emptyDir", "memory", "ephemeral", "claim", "shared"] = "emptyDir"
     size: Quantity = ""
@@ -125,17 +137,9 @@ class RetrieverData(Values):
     existingClaim: str = ""
 
 
-class Retriever(Server):
+class Retriever(TokenServer):
     data: RetrieverData = RetrieverData()
     gpu: Gpu = Gpu()
-
-
-class Secret(Values):
-    existingSecret: str = ""
-
-
-class Auth(Secret):
-    enabled: bool = True
 
 
 class Keda(Values):
@@ -200,10 +204,15 @@ class WithResources(Values):
     resources: Resources = Resources()
 
 
+class RayTls(Secret):
+    enabled: bool = False
+
+
 class Ray(Values):
     version: str = ""
     operatorNamespace: str = ""
     auth: Secret = Secret()
+    tls: RayTls = RayTls()
     submitter: WithResources = WithResources()
     autoscaler: WithResources = WithResources()
 
@@ -318,6 +327,25 @@ class Monitoring(Values):
     dashboards: Dashboards = Dashboards()
 
 
+class IssuerRef(Values):
+    name: str = ""
+    kind: str = "Issuer"
+    group: str = ""
+
+
+class CertManager(Values):
+    enabled: bool = False
+    issuerRef: IssuerRef = IssuerRef()
+    duration: str = Field("2160h", pattern="^([0-9]+h)?$")
+    renewBefore: str = Field("720h", pattern="^([0-9]+h)?$")
+
+
+class Tls(Secret):
+    enabled: bool = False
+    requireClientCert: bool = False
+    certManager: CertManager = CertManager()
+
+
 class HelmTest(Values):
     question: str = Field("", min_length=1)
 
@@ -331,6 +359,7 @@ class ChartValues(Values):
     settings: Settings = Settings()
     image: SharedImage = SharedImage()
     security: Security = Security()
+    tls: Tls = Tls()
     cli: ToolContainer = ToolContainer()
     world: World = World()
     fetch: list[Fetch] = []
@@ -338,7 +367,7 @@ class ChartValues(Values):
     objectStore: ObjectStore = ObjectStore()
     storage: Storage = Storage()
     retriever: Retriever = Retriever()
-    reward: Server = Server()
+    reward: TokenServer = TokenServer()
     rollout: Rollout = Rollout()
     trainer: Trainer = Trainer()
     console: Console = Console()

@@ -141,6 +141,27 @@ MATRIX: dict[str, Mapping[str, Any] | Path] = {
         "trainer": {**_SCHEDULING, "mode": "rayjob", "nodes": 2},
     },
     "probes during training": {"settings": {"trainer": {"probe": {"freq": 10}}}},
+    "TLS by cert-manager, Ray's too": {
+        "tls": {
+            "enabled": True,
+            "requireClientCert": True,
+            "certManager": {"enabled": True, "issuerRef": {"name": "private-authority", "kind": "ClusterIssuer"}},
+        },
+        "ray": {"tls": {"enabled": True}},
+        "console": {"enabled": True},
+        "rollout": {
+            "mode": "rayservice",
+            "rayservice": {"workers": {"replicas": 1, "minReplicas": 1, "maxReplicas": 2}},
+        },
+        "trainer": {"mode": "rayjob", "nodes": 2},
+        "monitoring": {"serviceMonitor": {"enabled": True}},
+    },
+    "TLS and tokens by Secrets": {
+        "tls": {"enabled": True, "existingSecret": "wires"},
+        "retriever": {"auth": {"existingSecret": "token"}},
+        "reward": {"auth": {"enabled": False}},
+        "monitoring": {"serviceMonitor": {"enabled": True}},
+    },
     "console": {"console": {"enabled": True, "auth": {"existingSecret": "console-token"}}},
     "serve only": {"trainer": {"mode": "none"}, "retriever": {"data": {"kind": "shared"}}},
     "train only": {"rollout": {"mode": "none"}, "retriever": {"enabled": False}, "reward": {"enabled": False}},

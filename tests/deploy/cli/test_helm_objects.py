@@ -21,6 +21,7 @@ VERSIONS = ("1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 CUSTOM = yaml.safe_load((Path(__file__).parent / "crds.yaml").read_text())
 EXISTING = {
     "registry", "bucket", "team-volume", "token", "console-token", "redis-url", "ray-token", "redis-password", "index",
+    "wires",
 }  # fmt: skip
 """Objects that values of the matrix expect in the cluster."""
 
@@ -148,7 +149,7 @@ def _check_custom(schemas: dict[str, Object]) -> set[str]:
 
 def test_custom_resources_have_known_fields() -> None:
     kinds = _check_custom({name: _expand(short) for name, short in CUSTOM.items()})
-    assert kinds >= {"RayService", "RayJob", "ServiceMonitor", "PodMonitor", "ScaledObject"}
+    assert kinds >= {"RayService", "RayJob", "ServiceMonitor", "PodMonitor", "ScaledObject", "Certificate"}
 
 
 @pytest.mark.skipif("FORAGE_CRDS" not in os.environ, reason="FORAGE_CRDS is not set to definitions of custom resources")
@@ -162,6 +163,7 @@ def test_references_between_objects_resolve(name: str) -> None:
     objects = render(name)
     defined = {(item["kind"], item["metadata"]["name"]) for item in objects}
     assert len(defined) == len(objects)
+    defined |= {("Secret", item["spec"]["secretName"]) for item in objects if item["kind"] == "Certificate"}
     labels = []
     for item in objects:
         assert item["metadata"]["namespace"] == NAMESPACE, describe(item)

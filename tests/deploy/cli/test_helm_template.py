@@ -162,6 +162,15 @@ def test_every_recipe_is_accepted_as_settings(recipe: Path) -> None:
         ({"settings": {"redis": {"url": "redis://x/0"}}}, "settings.redis.url is set"),
         ({"settings": {"rollout": {"auth_token_file": "/x"}}}, "set rollout.auth.existingSecret"),
         ({"settings": {"console": {"auth_token_file": "/x"}}}, "set console.auth.existingSecret"),
+        ({"settings": {"reward": {"auth_token_file": "/x"}}}, "set reward.auth.existingSecret"),
+        ({"settings": {"tls": {"ca": "/x"}}}, "set tls.enabled and tls.certManager or tls.existingSecret"),
+        ({"tls": {"enabled": True}}, "tls.enabled is true and nothing gives certificates"),
+        ({"tls": {"requireClientCert": True}}, "set tls.enabled too"),
+        ({"tls": {"enabled": True, "certManager": {"enabled": True}}}, "name the Issuer or ClusterIssuer"),
+        (
+            {"tls": {"enabled": True, "existingSecret": "x", "certManager": {"enabled": True}}},
+            "choose one of them",
+        ),
         ({"console": {"ingress": {"enabled": True}}}, "enable the console too"),
         ({"console": {"enabled": True, "ingress": {"enabled": True}}}, "set it to the name that browsers use"),
         (

@@ -71,7 +71,10 @@ def test_the_same_locks_give_the_same_bytes(documents: dict[str, dict[str, Any]]
 
 @pytest.mark.parametrize("field", ["bomFormat", "components"])
 def test_the_schema_refuses_another_document(documents: dict[str, dict[str, Any]], field: str) -> None:
-    small = documents["forage-reward"] | {"components": documents["forage-reward"]["components"][:2], "dependencies": []}
+    small = documents["forage-reward"] | {
+        "components": documents["forage-reward"]["components"][:2],
+        "dependencies": [],
+    }
     assert sbom.find_errors(json.dumps(small)) == []
     assert sbom.find_errors(json.dumps(small | {field: "something else"}))
 

@@ -159,9 +159,7 @@ envFrom:
 {{- if ne .component "reward" }}
 - {name: data, mountPath: /data}
 {{- end }}
-{{- if and (has .component (list "rollout" "console")) .root.Values.rollout.auth.enabled (include "forage.answers" .root) }}
-- {name: token, mountPath: /etc/forage/token, readOnly: true}
-{{- end }}
+{{- include "forage.auth.mounts" . }}
 {{- if eq .component "console" }}
 - {name: console-token, mountPath: /etc/forage/console-token, readOnly: true}
 {{- end }}
@@ -184,10 +182,7 @@ envFrom:
 - name: data
   persistentVolumeClaim: {claimName: {{ include "forage.shared.claim" .root }}}
 {{- end }}
-{{- if and (has .component (list "rollout" "console")) .root.Values.rollout.auth.enabled (include "forage.answers" .root) }}
-- name: token
-  secret: {secretName: {{ include "forage.token.secret" .root }}, defaultMode: 0440}
-{{- end }}
+{{- include "forage.auth.volumes" . }}
 {{- if eq .component "console" }}
 - name: console-token
   secret: {secretName: {{ include "forage.console.secret" .root }}, defaultMode: 0440}
@@ -198,10 +193,10 @@ envFrom:
 {{- end }}
 {{- end }}
 
-{{/* HTTP probes of a part that has /healthz and /readyz: (… "port" "health" "startup" 60) seconds for the start. */}}
+{{/* HTTP probes of a part that has /healthz and /readyz: (… "root" $ "port" "health" "startup" 60) seconds for the start. */}}
 {{- define "forage.probes" -}}
 startupProbe:
-  httpGet: {path: /healthz, port: {{ .port }}}
+  httpGet: {path: /healthz, port: {{ .port }}, scheme: {{ include "forage.tls.scheme" .root }}}
   periodSeconds: 2
   timeoutSeconds: 5
   failureThreshold: {{ div .startup 2 }}
@@ -211,12 +206,12 @@ startupProbe:
 {{/* Liveness is patient, because a busy process is not dead. Readiness is /readyz (or … "ready" path). */}}
 {{- define "forage.probes.running" -}}
 livenessProbe:
-  httpGet: {path: /healthz, port: {{ .port }}}
+  httpGet: {path: /healthz, port: {{ .port }}, scheme: {{ include "forage.tls.scheme" .root }}}
   periodSeconds: 10
   timeoutSeconds: 10
   failureThreshold: 6
 readinessProbe:
-  httpGet: {path: {{ default "/readyz" .ready }}, port: {{ .port }}}
+  httpGet: {path: {{ default "/readyz" .ready }}, port: {{ .port }}, scheme: {{ include "forage.tls.scheme" .root }}}
   periodSeconds: 5
   timeoutSeconds: 5
   failureThreshold: 2
@@ -307,7 +302,9 @@ spec:
     - name: {{ $port }}
       port: {{ $number }}
       targetPort: {{ $port }}
-      {{- if eq $port "grpc" }}
+      {{- if $.root.Values.tls.enabled }}
+      appProtocol: https
+      {{- else if eq $port "grpc" }}
       appProtocol: kubernetes.io/h2c
       {{- end }}
     {{- end }}

@@ -11,11 +11,16 @@ enableInTreeAutoscaling: {{ $autoscales }}
 {{- if $autoscales }}
 autoscalerOptions:
   idleTimeoutSeconds: {{ .idleTimeoutSeconds }}
+  {{- with include "forage.ray.tls.env" .root }}
+  env:
+    {{- . | nindent 4 }}
+  {{- end }}
   {{- include "forage.container.security" . | nindent 2 }}
   resources:
     {{- toYaml .root.Values.ray.autoscaler.resources | nindent 4 }}
   volumeMounts:
     {{- include "forage.ray.mount" . | nindent 4 }}
+    {{- include "forage.ray.tls.mount" .root | nindent 4 }}
 {{- end }}
 headGroupSpec:
   rayStartParams:
@@ -31,7 +36,7 @@ headGroupSpec:
       {{- if .sidecars }}
       shareProcessNamespace: true   # Ray identifies a driver by its process id
       {{- end }}
-      {{- include "forage.initContainers" . | nindent 6 }}
+      {{- include "forage.ray.initContainers" . | nindent 6 }}
       containers:
         - name: ray-head
           {{- include "forage.ray.container" . | nindent 10 }}
@@ -48,6 +53,7 @@ headGroupSpec:
         {{- end }}
       volumes:
         {{- include "forage.volumes" . | nindent 8 }}
+        {{- include "forage.ray.tls.volumes" .root | nindent 8 }}
         - name: ray-logs
           emptyDir: {}
 workerGroupSpecs:
@@ -62,7 +68,7 @@ workerGroupSpecs:
       spec:
         {{- include "forage.pod" . | nindent 8 }}
         terminationGracePeriodSeconds: {{ .graceSeconds }}
-        {{- include "forage.initContainers" . | nindent 8 }}
+        {{- include "forage.ray.initContainers" . | nindent 8 }}
         containers:
           - name: ray-worker
             {{- include "forage.ray.container" . | nindent 12 }}
@@ -77,6 +83,7 @@ workerGroupSpecs:
             {{- include "forage.ray.probes" (dict "port" 52365 "path" "/api/local_raylet_healthz") | nindent 12 }}
         volumes:
           {{- include "forage.volumes" . | nindent 10 }}
+          {{- include "forage.ray.tls.volumes" .root | nindent 10 }}
           - name: ray-logs
             emptyDir: {}
 {{- end }}
@@ -86,6 +93,7 @@ workerGroupSpecs:
 env:
   {{- include "forage.env" . | nindent 2 }}
   {{- include "forage.ray.env" . | nindent 2 }}
+  {{- include "forage.ray.tls.env" .root | nindent 2 }}
 envFrom:
   - configMapRef: {name: {{ include "forage.fullname" .root }}-settings-env}
   {{- with .root.Values.objectStore.existingSecret }}
@@ -94,6 +102,7 @@ envFrom:
 volumeMounts:
   {{- include "forage.mounts" . | nindent 2 }}
   {{- include "forage.ray.mount" . | nindent 2 }}
+  {{- include "forage.ray.tls.mount" .root | nindent 2 }}
 {{- end }}
 
 {{/* Sockets and logs, under the name that the operator uses for its autoscaler. */}}
@@ -135,4 +144,68 @@ readinessProbe:
   periodSeconds: 5
   timeoutSeconds: 5
   failureThreshold: 3
+{{- end }}
+
+{{/* TLS between Ray's processes. A node signs its own certificate, because Ray connects to addresses of pods. */}}
+{{- define "forage.ray.ca" -}}
+{{- default (printf "%s-ray-ca" (include "forage.fullname" .)) .Values.ray.tls.existingSecret -}}
+{{- end }}
+
+{{- define "forage.ray.tls.env" -}}
+{{- if .Values.ray.tls.enabled -}}
+- {name: RAY_USE_TLS, value: "1"}
+- {name: RAY_TLS_SERVER_CERT, value: /etc/forage/ray-tls/node.pem}
+- {name: RAY_TLS_SERVER_KEY, value: /etc/forage/ray-tls/node.key}
+- {name: RAY_TLS_CA_CERT, value: /etc/forage/ray-tls/ca.pem}
+{{- end }}
+{{- end }}
+
+{{- define "forage.ray.tls.mount" -}}
+{{- if .Values.ray.tls.enabled -}}
+- {name: ray-tls, mountPath: /etc/forage/ray-tls}
+{{- end }}
+{{- end }}
+
+{{- define "forage.ray.tls.volumes" -}}
+{{- if .Values.ray.tls.enabled -}}
+- name: ray-tls
+  emptyDir: {medium: Memory, sizeLimit: 1Mi}
+- name: ray-ca
+  secret: {secretName: {{ include "forage.ray.ca" . }}, defaultMode: 0440}
+{{- end }}
+{{- end }}
+
+{{/* The init containers of a node: the certificate first, because the operator's own, which waits for the head, needs it. */}}
+{{- define "forage.ray.initContainers" -}}
+{{- $others := include "forage.initContainers" . | fromYaml -}}
+{{- $all := list -}}
+{{- if .root.Values.ray.tls.enabled }}{{ $all = append $all (include "forage.ray.certificate" . | fromYaml) }}{{ end -}}
+{{- with concat $all (default list $others.initContainers) }}
+initContainers:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "forage.ray.certificate" -}}
+name: ray-certificate
+{{ include "forage.container" (dict "root" .root "image" (index .root.Values .component).image) }}
+command: [python, -c]
+args:
+  - |
+    import os, pathlib, shutil
+    from forage_common.security.certificates import Authority, issue_certificate
+    source, target = pathlib.Path("/etc/forage/ray-ca"), pathlib.Path("/etc/forage/ray-tls")
+    shutil.copyfile(source / "ca.crt", target / "ca.pem")
+    hosts = ["localhost", "127.0.0.1", os.environ["POD_IP"], *filter(None, [os.environ.get("FQ_RAY_IP")])]
+    issue_certificate(Authority(source / "ca.crt", source / "ca.key"), target, "node", hosts, valid_days=3650)
+env:
+  - {name: HOME, value: /tmp}
+  - name: POD_IP
+    valueFrom: {fieldRef: {fieldPath: status.podIP}}
+resources:
+  {{- toYaml .root.Values.ray.submitter.resources | nindent 2 }}
+volumeMounts:
+  - {name: ray-ca, mountPath: /etc/forage/ray-ca, readOnly: true}
+  - {name: ray-tls, mountPath: /etc/forage/ray-tls}
+  - {name: tmp, mountPath: /tmp}
 {{- end }}

@@ -4,10 +4,6 @@
 {{- default (printf "%s-redis" (include "forage.fullname" .)) .Values.redis.auth.existingSecret -}}
 {{- end }}
 
-{{- define "forage.token.secret" -}}
-{{- default (printf "%s-rollout-token" (include "forage.fullname" .)) .Values.rollout.auth.existingSecret -}}
-{{- end }}
-
 {{- define "forage.console.secret" -}}
 {{- default (printf "%s-console-token" (include "forage.fullname" .)) .Values.console.auth.existingSecret -}}
 {{- end }}

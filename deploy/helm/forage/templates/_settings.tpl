@@ -22,8 +22,13 @@ data: {train_files: [/data/world/train.parquet], val_files: [/data/world/test.pa
 {{- $_ := set $own $component $addresses }}
 {{- end }}
 {{- end }}
-{{- if and (include "forage.answers" .) .Values.rollout.auth.enabled }}
-{{- $_ := set $own.rollout "auth_token_file" "/etc/forage/token/token" }}
+{{- range $component := list "retriever" "reward" "rollout" }}
+{{- if include "forage.auth.used" (dict "root" $ "component" $component) }}
+{{- $_ := set $own $component (merge (dict "auth_token_file" (printf "/etc/forage/%s-token/token" $component)) (default dict (get $own $component))) }}
+{{- end }}
+{{- end }}
+{{- if .Values.tls.enabled }}
+{{- $_ := set $own "tls" (dict "cert" "/etc/forage/tls/tls.crt" "key" "/etc/forage/tls/tls.key" "ca" "/etc/forage/tls/ca.crt" "require_client_cert" .Values.tls.requireClientCert) }}
 {{- end }}
 {{- if .Values.console.enabled }}
 {{- $_ := set $own.console "auth_token_file" "/etc/forage/console-token/token" }}
@@ -77,9 +82,9 @@ key `n` of `rollout.n` means false: this restores the name.
 {{- $settings = omit $settings "console" }}
 {{- end }}
 {{- if eq .component "retriever" }}
-{{- $settings = pick $settings "retriever" "data" "tracing" }}
+{{- $settings = pick $settings "retriever" "data" "tracing" "tls" "security" }}
 {{- else if eq .component "reward" }}
-{{- $settings = pick $settings "reward" "tracing" }}
+{{- $settings = pick $settings "reward" "tracing" "tls" "security" }}
 {{- else if eq .component "rollout" }}
 {{- $_ := set $settings "trainer" (pick (default dict $settings.trainer) "save_freq" "max_staleness") }}
 {{- end -}}

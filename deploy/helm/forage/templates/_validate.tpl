@@ -24,6 +24,28 @@
 {{- if hasKey (default dict $settings.console) "auth_token_file" }}
 {{- fail "settings.console.auth_token_file is set, but the chart mounts this file: set console.auth.existingSecret instead" }}
 {{- end }}
+{{- range $component := list "retriever" "reward" }}
+{{- if hasKey (default dict (index $settings $component)) "auth_token_file" }}
+{{- fail (printf "settings.%s.auth_token_file is set, but the chart mounts this file: set %s.auth.existingSecret instead" $component $component) }}
+{{- end }}
+{{- end }}
+{{- if hasKey $settings "tls" }}
+{{- fail "settings.tls is set, but the chart mounts these files: set tls.enabled and tls.certManager or tls.existingSecret instead" }}
+{{- end }}
+{{- with $values.tls }}
+{{- if and .enabled (not .certManager.enabled) (not .existingSecret) }}
+{{- fail "tls.enabled is true and nothing gives certificates: set tls.certManager.enabled, or tls.existingSecret to a Secret with tls.crt, tls.key and ca.crt" }}
+{{- end }}
+{{- if and .certManager.enabled .existingSecret }}
+{{- fail "tls.certManager.enabled is true and tls.existingSecret is set: choose one of them" }}
+{{- end }}
+{{- if and .certManager.enabled (not .certManager.issuerRef.name) }}
+{{- fail "tls.certManager.enabled is true and tls.certManager.issuerRef.name is empty: name the Issuer or ClusterIssuer that signs" }}
+{{- end }}
+{{- if and (not .enabled) (or .requireClientCert .certManager.enabled .existingSecret) }}
+{{- fail "tls.enabled is false and other values of tls are set: set tls.enabled too" }}
+{{- end }}
+{{- end }}
 {{- with $values.console.ingress }}
 {{- if and .enabled (not $values.console.enabled) }}
 {{- fail "console.ingress.enabled is true and console.enabled is false: enable the console too" }}

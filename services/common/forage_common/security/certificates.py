@@ -100,7 +100,7 @@ def issue_certificate(
         .add_extension(_make_key_usage(authority=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
+        .add_extension(_make_authority_identifier(issuer), critical=False)
     )
     if alternatives := [_make_host(host) for host in dict.fromkeys(hosts)]:
         builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
@@ -130,6 +130,17 @@ def _make_host(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
+
+
+def _make_authority_identifier(issuer: x509.Certificate) -> x509.AuthorityKeyIdentifier:
+    """The identifier that the issuer states for its key: others than `make_authority` compute it in their own way."""
+    try:
+        stated = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
+    except x509.ExtensionNotFound:
+        key = issuer.public_key()
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        return x509.AuthorityKeyIdentifier.from_issuer_public_key(key)
+    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(stated.value)
 
 
 def _make_key_usage(*, authority: bool) -> x509.KeyUsage:

@@ -9,12 +9,14 @@
     - {name: RAY_AUTH_MODE, value: token}
     - name: RAY_AUTH_TOKEN
       valueFrom: {secretKeyRef: {name: {{ include "forage.ray.secret" .root }}, key: auth_token}}
+    {{- include "forage.ray.tls.env" .root | nindent 4 }}
   resources:
     {{- toYaml .root.Values.rollout.rayservice.front.resources | nindent 4 }}
   {{- include "forage.containerPorts" . | nindent 2 }}
   # It runs in the head's pod, which the operator requires to be ready before it starts the workers that this waits for.
-  {{- include "forage.probes" (dict "port" "health" "startup" 300 "ready" "/healthz") | nindent 2 }}
+  {{- include "forage.probes" (dict "root" .root "port" "health" "startup" 300 "ready" "/healthz") | nindent 2 }}
   volumeMounts:
     {{- include "forage.mounts" . | nindent 4 }}
     {{- include "forage.ray.mount" . | nindent 4 }}
+    {{- include "forage.ray.tls.mount" .root | nindent 4 }}
 {{- end }}
