@@ -371,6 +371,7 @@ class ChartValues(Values):
     rollout: Rollout = Rollout()
     trainer: Trainer = Trainer()
     console: Console = Console()
+    signing: Secret = Secret()
     ray: Ray = Ray()
     redis: Redis = Redis()
     networkPolicy: NetworkPolicy = NetworkPolicy()

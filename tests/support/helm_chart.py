@@ -121,6 +121,7 @@ MATRIX: dict[str, Mapping[str, Any] | Path] = {
         **_EXTERNAL,
         "settings": _FETCHED_PATHS | {"rollout": {"engine_replicas": {"min": 1, "max": 4}}},
         "redis": {"enabled": False, "external": {"existingSecret": "redis-url"}},
+        "signing": {"existingSecret": "signing-keys"},
         "ray": {"auth": {"existingSecret": "ray-token"}},
         "rollout": {
             **_SCHEDULING,
@@ -139,6 +140,7 @@ MATRIX: dict[str, Mapping[str, Any] | Path] = {
         **_EXTERNAL,
         "settings": _FETCHED_PATHS,
         "trainer": {**_SCHEDULING, "mode": "rayjob", "nodes": 2},
+        "signing": {"existingSecret": "signing-keys"},
     },
     "probes during training": {"settings": {"trainer": {"probe": {"freq": 10}}}},
     "TLS by cert-manager, Ray's too": {

@@ -123,6 +123,19 @@ def test_secrets_are_long_and_in_no_other_object(name: str) -> None:
             assert not [value for value in item["data"].values() if value in text]
 
 
+@pytest.mark.parametrize("name", ["Redis URL from a Secret, rollout on Ray", "trainer on Ray"])
+def test_the_trainer_alone_has_the_private_signing_key(name: str) -> None:
+    keys: dict[str, set[str]] = {}
+    for _, where, pod in _list_all_pods(name):
+        for volume in pod["spec"].get("volumes", ()):
+            if volume.get("secret", {}).get("secretName") == "signing-keys":
+                component = "trainer" if "trainer" in where else "rollout"
+                keys.setdefault(component, set()).update(item["path"] for item in volume["secret"]["items"])
+                mounts = [mount for one in pod["spec"]["containers"] for mount in one.get("volumeMounts", ())]
+                assert any(mount["mountPath"] == "/etc/forage/signing" for mount in mounts)
+    assert keys == {"rollout": {"verify-key.pem"}, "trainer": {"signing-key.pem", "verify-key.pem"}}
+
+
 def _read_component(selector: Object) -> str:
     component: str = selector["matchLabels"]["app.kubernetes.io/component"]
     return component

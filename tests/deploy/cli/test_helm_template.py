@@ -171,6 +171,7 @@ def test_every_recipe_is_accepted_as_settings(recipe: Path) -> None:
             {"tls": {"enabled": True, "existingSecret": "x", "certManager": {"enabled": True}}},
             "choose one of them",
         ),
+        ({"settings": {"security": {"signing_key_file": "/x"}}}, "set signing.existingSecret"),
         ({"console": {"ingress": {"enabled": True}}}, "enable the console too"),
         ({"console": {"enabled": True, "ingress": {"enabled": True}}}, "set it to the name that browsers use"),
         (

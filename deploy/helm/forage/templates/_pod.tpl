@@ -160,6 +160,9 @@ envFrom:
 - {name: data, mountPath: /data}
 {{- end }}
 {{- include "forage.auth.mounts" . }}
+{{- if and (has .component (list "rollout" "trainer")) .root.Values.signing.existingSecret }}
+- {name: signing, mountPath: /etc/forage/signing, readOnly: true}
+{{- end }}
 {{- if eq .component "console" }}
 - {name: console-token, mountPath: /etc/forage/console-token, readOnly: true}
 {{- end }}
@@ -183,6 +186,17 @@ envFrom:
   persistentVolumeClaim: {claimName: {{ include "forage.shared.claim" .root }}}
 {{- end }}
 {{- include "forage.auth.volumes" . }}
+{{- if and (has .component (list "rollout" "trainer")) .root.Values.signing.existingSecret }}
+- name: signing
+  secret:
+    secretName: {{ .root.Values.signing.existingSecret }}
+    defaultMode: 0440
+    items:
+      - {key: verify-key.pem, path: verify-key.pem}
+      {{- if eq .component "trainer" }}
+      - {key: signing-key.pem, path: signing-key.pem}
+      {{- end }}
+{{- end }}
 {{- if eq .component "console" }}
 - name: console-token
   secret: {secretName: {{ include "forage.console.secret" .root }}, defaultMode: 0440}

@@ -33,6 +33,11 @@ data: {train_files: [/data/world/train.parquet], val_files: [/data/world/test.pa
 {{- if .Values.console.enabled }}
 {{- $_ := set $own.console "auth_token_file" "/etc/forage/console-token/token" }}
 {{- end }}
+{{- if .Values.signing.existingSecret }}
+{{- $folder := "/etc/forage/signing" }}
+{{- $keys := dict "signing_key_file" (printf "%s/signing-key.pem" $folder) "verify_key_file" (printf "%s/verify-key.pem" $folder) }}
+{{- $_ := set $own "security" (merge (dict "require_signed" true) $keys) }}
+{{- end }}
 {{- if eq .Values.trainer.mode "rayjob" }}
 {{- $_ := set $own.trainer "nnodes" .Values.trainer.nodes }}
 {{- $_ := set $own.trainer "n_gpus_per_node" (max 1 .Values.trainer.gpu.count) }}
@@ -86,7 +91,7 @@ key `n` of `rollout.n` means false: this restores the name.
 {{- else if eq .component "reward" }}
 {{- $settings = pick $settings "reward" "tracing" "tls" "security" }}
 {{- else if eq .component "rollout" }}
-{{- $_ := set $settings "trainer" (pick (default dict $settings.trainer) "save_freq" "max_staleness") }}
+{{- $_ := set $settings "trainer" (pick (default dict $settings.trainer) "save_freq" "max_staleness" "publish") }}
 {{- end -}}
 {{- toJson $settings | sha256sum -}}
 {{- end }}

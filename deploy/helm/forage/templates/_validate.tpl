@@ -21,6 +21,11 @@
 {{- if hasKey (default dict $settings.rollout) "auth_token_file" }}
 {{- fail "settings.rollout.auth_token_file is set, but the chart mounts this file: set rollout.auth.existingSecret instead" }}
 {{- end }}
+{{- range $name := list "signing_key_file" "verify_key_file" "require_signed" }}
+{{- if hasKey (default dict $settings.security) $name }}
+{{- fail (printf "settings.security.%s is set, but the chart mounts these keys: set signing.existingSecret instead" $name) }}
+{{- end }}
+{{- end }}
 {{- if hasKey (default dict $settings.console) "auth_token_file" }}
 {{- fail "settings.console.auth_token_file is set, but the chart mounts this file: set console.auth.existingSecret instead" }}
 {{- end }}
