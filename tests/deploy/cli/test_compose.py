@@ -249,7 +249,7 @@ def test_every_service_loads_its_settings_and_reaches_the_others(stack: Object) 
             assert port == ports[setting], (name, setting)
             if section == find_image_service(service):
                 assert host == "0.0.0.0", (name, setting)
-            else:
+            elif find_image_service(service) not in ("retriever", "reward"):  # those call nobody
                 assert find_image_service(reachable[host]) == section, (name, setting)
         assert [(config["source"], config["target"]) for config in service["configs"]] == [("recipe", SETTINGS)]
         if name != "forage":
@@ -260,6 +260,18 @@ def test_trainer_and_rollout_reach_each_other_where_they_reach_redis(stack: Obje
     # With rollout.weights.transport=direct the trainer sends policies from the address from which it reaches Redis.
     shared = set(_find_service(stack, "trainer")["networks"]) & set(_find_service(stack, "rollout")["networks"])
     assert set(_find_service(stack, "redis")["networks"]) <= shared
+
+
+def test_the_reward_service_is_on_internal_networks_with_its_callers(stack: Object) -> None:
+    reward = stack["services"]["reward"]
+    assert all(stack["networks"][network]["internal"] for network in reward["networks"])
+    assert "redis" not in list_reachable(stack, reward)
+    reaching = {
+        name.removesuffix("-gpu")
+        for name, service in list_services(stack)
+        if "reward" in list_reachable(stack, service)
+    }
+    assert reaching == {"reward", "rollout", "trainer", "console", "forage", "prometheus"}
 
 
 def test_only_the_users_of_redis_reach_it(stack: Object) -> None:

@@ -18,6 +18,7 @@ from forage_common.isolation import support
 from forage_common.isolation.support import Support, find_support
 from forage_common.settings import RewardRoute, UserReward
 from forage_common.settings.security import Sandbox
+from forage_common.telemetry.health import Health
 from forage_common.v1 import reward_pb2, trajectory_pb2
 from forage_reward.isolation.user_rewards import UserRewards
 from forage_reward.registry import REWARDS
@@ -41,7 +42,7 @@ def spin():
 
 
 def fill_folder():
-    for index in range(100_000):
+    for index in range(11_000):
         with open(f"{os.environ['TMPDIR']}/{index}", "wb") as file:
             file.truncate(0)
 
@@ -51,7 +52,7 @@ def fill_disk():
         with open(f"{os.environ['TMPDIR']}/{index}", "wb") as file:
             for _ in range(100):
                 file.write(bytes(1 << 20))
-    time.sleep(3)
+    time.sleep(60)
 
 
 def find_own_socket():
@@ -73,7 +74,7 @@ def score(view, truth, params):
     if order == "threads":
         threading.stack_size(65536)
         start_threads(400)
-        time.sleep(3)
+        time.sleep(60)
     if order == "print":
         while True:
             print("x" * 1000)
@@ -84,7 +85,7 @@ def score(view, truth, params):
                 file.write(bytes(1 << 20))
     if order == "many_files":
         fill_folder()
-        time.sleep(3)
+        time.sleep(60)
     if order == "disk":
         fill_disk()
     if order == "signal":
@@ -130,8 +131,9 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Targets]:
             yield opened
 
 
-def open_scorer(code: Path, targets: Targets, mode: Sandbox, **opened: object) -> tuple[UserRewards, Score]:
-    user = UserRewards({"mine": UserReward(path=code, timeout_s=3.0, memory_mib=512, **opened)}, REWARDS, mode)  # type: ignore[arg-type]
+def open_scorer(code: Path, targets: Targets, mode: Sandbox, **options: object) -> tuple[UserRewards, Score]:
+    reward = UserReward(path=code, **{"timeout_s": 20.0, "memory_mib": 512, **options})  # type: ignore[arg-type]
+    user = UserRewards({"mine": reward}, REWARDS, mode)
     router = RewardRouter({"a": RewardRoute(name="mine", params=dict(targets.params))}, user.rewards)
 
     def score(order: str) -> trajectory_pb2.Score:
@@ -148,6 +150,13 @@ def open_scorer(code: Path, targets: Targets, mode: Sandbox, **opened: object) -
 @pytest.fixture(scope="module")
 def confined(code: Path, targets: Targets) -> Iterator[Score]:
     user, score = open_scorer(code, targets, "require")
+    yield score
+    user.close()
+
+
+@pytest.fixture(scope="module")
+def hurried(code: Path, targets: Targets) -> Iterator[Score]:
+    user, score = open_scorer(code, targets, "require", timeout_s=1.0)
     yield score
     user.close()
 
@@ -204,24 +213,28 @@ def test_the_trajectory_names_the_setting_that_would_open_it(confined: Score, at
         ("map", INTERNAL, "raised OSError: [Errno 12] Cannot allocate memory"),
         ("shared_map", INTERNAL, "raised OSError: [Errno 12] Cannot allocate memory"),
         ("threads", INTERNAL, "threads and processes, allowed are 256"),
-        ("print", TIMEOUT, "its process is killed"),
         ("large_file", INTERNAL, "raised OSError: [Errno 27] File too large"),
         ("many_files", INTERNAL, "its temporary folder has"),
         ("disk", INTERNAL, "its temporary folder has"),
         ("signal", INTERNAL, "was killed by signal 36"),
-        ("stop", TIMEOUT, "its process is killed"),
         ("forge", INTERNAL, "it answered with what is no score"),
         ("huge", INTERNAL, "gave an answer of 4294967295 bytes"),
         ("lock", INTERNAL, "ended with exit code 3"),
     ],
 )
-def test_what_it_uses_has_an_end(
-    confined: Score, order: str, status: int, sentence: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_it_uses_has_an_end(confined: Score, order: str, status: int, sentence: str) -> None:
     score = confined(order)
     assert score.status == status, score.detail
     assert sentence in score.detail
     assert confined("fine").status == OK
+
+
+@needs_isolation
+@pytest.mark.parametrize("order", ["print", "stop"])
+def test_a_call_without_end_is_a_timeout(hurried: Score, order: str, capfd: pytest.CaptureFixture[str]) -> None:
+    score = hurried(order)
+    assert score.status == TIMEOUT, score.detail
+    assert hurried("fine").status == OK
     assert len(capfd.readouterr().err) < 150_000
 
 
@@ -310,3 +323,20 @@ def test_a_machine_without_protection_is_refused_where_it_is_required(
     assert f"files open ({why})" in user.rewards["mine"].summary
     assert score("tcp").status == INTERNAL
     user.close()
+
+
+@pytest.mark.parametrize("mode", ["auto", "off"])
+def test_a_service_says_which_protections_its_user_code_lacks(
+    code: Path, mode: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = {"mine": UserReward(path=code)}
+    monkeypatch.setattr(support, "find_support", lambda: Support(6, True))
+    assert support.list_notes(user, "auto") == {}
+    monkeypatch.setattr(support, "find_support", lambda: Support(0, True, {"files": "no Landlock"}))
+    assert support.list_notes({}, mode) == {}
+    note = support.list_notes(user, mode)["user code"]
+    assert ("files open (no Landlock)" if mode == "auto" else "security.user_code is off") in note
+    health = Health()
+    health.add_lasting_note("user code", note)
+    health.set_notes({"redis": "slow"})
+    assert health.notes == {"user code": note, "redis": "slow"}

@@ -96,6 +96,14 @@ def describe(mode: Sandbox) -> str:
     return support.describe() if support else f"none: {SETTING} is off, so it may do whatever the service may"
 
 
+def list_notes(codes: Mapping[str, UserCode], mode: Sandbox) -> dict[str, str]:
+    """Notes for the readiness of a service that runs user code without every protection; raises as `choose`."""
+    support = choose(mode)
+    if not codes or (support and not support.missing):
+        return {}
+    return {"user code": f"{', '.join(codes)}: {describe(mode)}"}
+
+
 def log_protections(kind: str, opened: Mapping[str, UserCode], mode: Sandbox) -> None:
     """Say in one line of the log how user code runs; raises as `choose`.
 

@@ -35,6 +35,7 @@ class Health:
     def __init__(self) -> None:
         self._waiting: dict[str, str] = {}
         self._notes: dict[str, str] = {}
+        self._lasting: dict[str, str] = {}
         self._lock = threading.Lock()
         self.wait_for("start", "starting")
 
@@ -59,10 +60,15 @@ class Health:
         with self._lock:
             self._notes = dict(notes)
 
+    def add_lasting_note(self, topic: str, sentence: str) -> None:
+        """Add a note that holds as long as the process, such as a protection that its machine lacks."""
+        with self._lock:
+            self._lasting[topic] = sentence
+
     @property
     def notes(self) -> dict[str, str]:
         with self._lock:
-            return dict(self._notes)
+            return self._lasting | self._notes
 
     @property
     def waiting(self) -> dict[str, str]:

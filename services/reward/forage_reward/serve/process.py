@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+from forage_common.isolation.support import list_notes
 from forage_common.security.health_gate import HealthGate
 from forage_common.security.tls import check_server
 from forage_common.settings import Settings
@@ -26,6 +27,8 @@ def serve(settings: Settings) -> None:
     stop = Stop()
     stop.install_handler(signal.SIGTERM, signal.SIGINT)
     ready = Health()
+    for topic, note in list_notes(settings.reward.user, settings.security.user_code).items():
+        ready.add_lasting_note(topic, note)
     serving = WorkerPool(settings, ready) if settings.reward.workers > 1 else Server(settings)
     health = serve_health(settings.reward.health_address, ready, serving.metrics, gate=gate)
     serving.listen()

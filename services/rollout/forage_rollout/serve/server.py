@@ -16,6 +16,7 @@ from forage_common.addresses import listen
 from forage_common.clients.retriever import RetrieverClient
 from forage_common.errors import UnavailableError
 from forage_common.files.model_folder import check_model_folder
+from forage_common.isolation.support import list_notes
 from forage_common.security.health_gate import HealthGate
 from forage_common.security.http_server import make_protocol
 from forage_common.security.signatures import RunSignatures
@@ -77,6 +78,9 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
     health = Health()
     for name in ("redis", "retriever", "reward"):
         health.wait_for(name, "not probed yet")
+    own = {source: route for source, route in settings.rollout.environments.items() if not route.name}
+    for topic, note in list_notes(own, settings.security.user_code).items():
+        health.add_lasting_note(topic, note)
     health.wait_for("engine", "it is starting")
     health.wait_for("policy", "no policy is served yet")
     health.mark_started()
