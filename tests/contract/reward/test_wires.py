@@ -340,6 +340,20 @@ async def test_requests_that_do_not_arrive_fill_the_room_and_health_checks_have_
         scored.set()
 
 
+async def test_memory_does_not_grow_with_the_requests_that_arrive_at_once(start: Callable[..., Service]) -> None:
+    service = start()
+    item = reward_pb2.ScoreItem(data_source="nowhere", spans=[trajectory_pb2.Span(text="x" * 15 * 2**20)])
+    request = reward_pb2.ScoreRequest(items=[item])
+    async with open_channel(service.address, NO_TLS) as channel:
+        stub = reward_pb2_grpc.RewardStub(channel)
+        replies = await asyncio.gather(*(stub.Score(request, timeout=60) for _ in range(40)), return_exceptions=True)
+    refused = [reply for reply in replies if isinstance(reply, grpc.RpcError)]
+    assert {error.code() for error in refused} <= {grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert len(refused) < len(replies)
+    status = Path(f"/proc/{service.process.pid}/status").read_text()
+    assert int(status.partition("VmHWM:")[2].split()[0]) < 450 * 1024  # of 600 MiB
+
+
 async def test_a_batch_of_many_long_trajectories_is_scored_in_order(serve: Callable[..., Wire]) -> None:
     items = []
     for number in range(2000):

@@ -16,6 +16,9 @@ from forage_common.security.grpc_tokens import OPEN_SERVICE
 SHED = Counter(
     "forage_common_requests_shed_total", "Requests turned away because others filled the room for them", ["wire"]
 )
+UNREAD = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 2**18))
+"""Options of a server: it takes so many bytes of a request before it is read, not whatever the network carries."""
+
 WAIT_S = 10.0
 """How long a request waits for room."""
 _CHECKS = 2
@@ -128,14 +131,14 @@ class RoomInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def _wrap(self, handler: Any, room: MessageRoom) -> Any:
         parse = handler.request_deserializer
 
-        async def answer(messages: AsyncIterator[bytes], context: Any) -> Any:
+        async def answer(_: Any, context: Any) -> Any:
             async with self._admit(room, context) as place:
-                request = parse(await _read(messages, context, place))
+                request = parse(await _read(context, place))
                 return await handler.unary_unary(request, context)
 
-        async def answer_stream(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+        async def answer_stream(_: Any, context: Any) -> AsyncIterator[Any]:
             async with self._admit(room, context) as place:
-                request = parse(await _read(messages, context, place))
+                request = parse(await _read(context, place))
                 async for reply in handler.unary_stream(request, context):
                     yield reply
 
@@ -157,15 +160,16 @@ class RoomInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             place.shrink(0)
 
 
-async def _read(messages: AsyncIterator[bytes], context: Any, place: Place) -> bytes:
+async def _read(context: Any, place: Place) -> Any:
     try:
         async with asyncio.timeout(READ_S):
-            async for content in messages:
-                place.shrink(len(content))
-                return content
+            content = await context.read()  # not the iterator, whose frame would keep the bytes
     except TimeoutError:
         await _refuse(context, grpc.StatusCode.DEADLINE_EXCEEDED, f"the request did not arrive within {READ_S:g} s")
-    await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "the call has no request: send one message")
+    if content is grpc.aio.EOF:
+        await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "the call has no request: send one message")
+    place.shrink(len(content))
+    return content
 
 
 async def _refuse(context: Any, code: grpc.StatusCode, sentence: str) -> NoReturn:

@@ -15,7 +15,7 @@ from forage_common.addresses import bind
 from forage_common.call_guard import CallGuard
 from forage_common.errors import UnavailableError
 from forage_common.security.grpc_tokens import make_interceptors
-from forage_common.security.message_room import MessageRoom, Place, RoomInterceptor
+from forage_common.security.message_room import UNREAD, MessageRoom, Place, RoomInterceptor
 from forage_common.security.tls import make_grpc_server_credentials
 from forage_common.security.tokens import open_token_file
 from forage_common.settings import Settings
@@ -36,7 +36,7 @@ MAX_MESSAGE_BYTES = 256 * 2**20
 MAX_REQUEST_BYTES = 16 * 2**20
 """Of a request, as over HTTP: thousands of queries."""
 
-MAX_BYTES_IN_PROGRESS = 256 * 2**20
+MAX_BYTES_IN_PROGRESS = 128 * 2**20
 """Of all requests of a process; further ones wait unread, and are refused after a while."""
 
 MAX_CONCURRENT_CALLS = 512
@@ -158,6 +158,7 @@ class GrpcServer:
         options = [
             ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            *UNREAD,
             ("grpc.so_reuseport", 0),  # else a second server would silently share the port
         ]
         room = MessageRoom(MAX_BYTES_IN_PROGRESS, MAX_REQUEST_BYTES)

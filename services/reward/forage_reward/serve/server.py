@@ -18,7 +18,7 @@ from prometheus_client import generate_latest
 from forage_common.addresses import bind
 from forage_common.call_guard import CallGuard
 from forage_common.security.grpc_tokens import make_interceptors
-from forage_common.security.message_room import MessageRoom, RoomInterceptor
+from forage_common.security.message_room import UNREAD, MessageRoom, RoomInterceptor
 from forage_common.security.tls import make_grpc_server_credentials
 from forage_common.security.tokens import open_token_file
 from forage_common.settings import Settings
@@ -41,7 +41,7 @@ from forage_reward.wire import InvalidItemError, from_proto, read_truth, read_vi
 MAX_MESSAGE_BYTES = 32 * 2**20
 """Of a request or reply: a thousand long trajectories. Clients split what is larger."""
 
-MAX_BYTES_IN_PROGRESS = 256 * 2**20
+MAX_BYTES_IN_PROGRESS = 128 * 2**20
 """Of all requests of a process; further ones wait unread, and are refused after a while."""
 
 MAX_CONCURRENT_CALLS = 256
@@ -216,6 +216,7 @@ async def _start_grpc(
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.so_reuseport", int(shared)),  # otherwise a second service would share the port unnoticed
         ("grpc.max_connection_age_ms", CONNECTION_AGE_MS),
+        *UNREAD,
     ]
     credentials = make_grpc_server_credentials(settings.tls, "reward")
     tokens = open_token_file(settings.reward.auth_token_file, "reward.auth_token_file")

@@ -15,7 +15,7 @@ from forage_common.call_guard import CallGuard
 from forage_common.errors import UnavailableError
 from forage_common.security.audit import name_grpc_caller, record_act
 from forage_common.security.grpc_tokens import make_interceptors
-from forage_common.security.message_room import MessageRoom, RoomInterceptor
+from forage_common.security.message_room import UNREAD, MessageRoom, RoomInterceptor
 from forage_common.security.tls import make_grpc_server_credentials
 from forage_common.security.tokens import TokenFile
 from forage_common.settings import TlsSettings
@@ -175,6 +175,7 @@ def make_server(address: str, servicer: RolloutServicer, token: TokenFile | None
         interceptors=(*make_interceptors(token, "rollout/grpc"), RoomInterceptor(room, "rollout/grpc"), CallGuard()),
         options=[
             ("grpc.so_reuseport", 0),
+            *UNREAD,
             ("grpc.max_receive_message_length", _REQUEST_BYTES),
             ("grpc.max_send_message_length", _REPLY_BYTES),
         ],
