@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 import structlog
 from certificates import Issuer
@@ -386,6 +387,9 @@ def test_workers_that_share_a_port_share_its_certificate_and_tokens(
         with pytest.raises(SettingsError, match="does not know the one sent"):
             wire.score(tls, write_tokens(tmp_path / "own", WRONG))
     assert service.read_metric('forage_common_refused_callers_total{reason="wrong_token"') == 6
+    ends = [end for worker in psutil.Process(service.process.pid).children() for end in worker.net_connections("unix")]
+    sockets = {Path(end.laddr) for end in ends if end.laddr.endswith(".sock")}
+    assert [socket.stat().st_mode & 0o777 for socket in sockets] == [0o600, 0o600]
     log = service.log.read_text()
     assert 1 <= log.count('"event": "caller_refused"') <= 6  # a line a second
     assert TOKEN not in log
