@@ -150,6 +150,9 @@ def _make_broken(surface: HttpSurface, chance: random.Random) -> Input:
         parts = (head, tail) if pause_s else (head + tail,)
         return Input(surface.wire, "http", parts, complete=False, pause_s=pause_s)
 
+    if chance.random() < 0.002:  # more than any server takes
+        size = 17 * 2**20
+        return make(f"Content-Length: {size}", tail=b" " * size)
     match chance.randrange(14):
         case 0:
             wrong = chance.choice(("-1", "x", "1e3", "999999", "18446744073709551616", "3, 4", "", "0x10", "+5", "५"))

@@ -25,6 +25,9 @@ _PATIENCE_S = 0.03
 _STREAM_S = 0.2
 """A stream of server-sent events is read for so long: some never end."""
 
+_HALF_OPEN = 30
+"""Connections that are open all the time, with a request that does not end."""
+
 _OWN_FAILURE = "Internal error from Core"
 """What the client of grpc.aio says where a server has ended a stream that it was still writing to."""
 
@@ -72,6 +75,7 @@ class ServiceTarget:
         self._methods = grpc_methods or {}
         self._channel: grpc.aio.Channel | None = None
         self._started = asyncio.Event()
+        self._half_open: list[asyncio.StreamWriter] = []
 
     async def start(self) -> None:
         self._started.clear()
@@ -84,6 +88,11 @@ class ServiceTarget:
             options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
             options += [("grpc.max_reconnect_backoff_ms", 500), ("grpc.initial_reconnect_backoff_ms", 100)]
             self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{self._grpc_port}", options=options)
+        if self.http_port:
+            for _ in range(_HALF_OPEN):
+                _, writer = await asyncio.open_connection("127.0.0.1", self.http_port)
+                writer.write(b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+                self._half_open.append(writer)
         self._started.set()
 
     async def send(self, one: Input) -> Verdict:
@@ -100,6 +109,9 @@ class ServiceTarget:
         return "" if verdict.outcome == "200" else f"{self._health_path} answered {verdict.outcome} {verdict.detail}"
 
     async def close(self) -> None:
+        for writer in self._half_open:
+            writer.close()
+        self._half_open.clear()
         if self._channel is not None:
             await self._channel.close(None)
             self._channel = None
