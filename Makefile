@@ -115,9 +115,9 @@ chaos: setup ## strike a real run with faults of every kind at random instants (
 	@$(PYTHON) scripts/chaos.py $(or $(KILLS),200) --seed $(SEED) $(and $(KINDS),--kinds $(KINDS)) \
 	  $(and $(TRANSPORT),--transports $(TRANSPORT))
 
-fuzz: setup ## send hostile inputs to every wire and reader of files (N=100000 SEED=0 WIRES="reward console" REPLAY=file)
+fuzz: setup ## send hostile inputs to every wire and reader of files (N=100000 SEED=0 WIRES="reward console" MINUTES=10 REPLAY=file)
 	@.venvs/console/bin/python scripts/fuzz.py $(if $(REPLAY),--replay '$(REPLAY)',--inputs $(or $(N),100000) --seed $(SEED) \
-	  $(and $(WIRES),--wires '$(WIRES)'))
+	  $(and $(WIRES),--wires '$(WIRES)') $(and $(MINUTES),--minutes $(MINUTES)))
 
 soak-reward: setup ## run the reward service under full load with faults (MINUTES=5)
 	@.venvs/reward/bin/python benchmarks/reward/soak.py $(or $(MINUTES),5)

@@ -1,6 +1,6 @@
 """Sends hostile inputs to every wire and every reader of files, and reports what they did.
 
-    fuzz.py [--inputs 100000] [--seed 0] [--wires "reward console"] [--jobs 2]
+    fuzz.py [--inputs 100000] [--seed 0] [--wires "reward console"] [--jobs 2] [--minutes 10] [--limit-s 30]
     fuzz.py --replay FILE        send one failing input again
     fuzz.py --list               the wires
 
@@ -15,12 +15,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -30,6 +32,7 @@ sys.path.insert(0, str(REPOSITORY / "tests/support"))
 
 
 def main() -> int:
+    from fuzz import targets
     from fuzz.report import Display, summarize
     from fuzz.wires import WIRES
 
@@ -38,18 +41,24 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--wires", default="", help="separated by spaces or commas; all by default")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="wires at the same time")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="time after which no more inputs are sent")
+    parser.add_argument(
+        "--limit-s", type=float, default=30.0, help="time for an answer; more on a machine that is busy"
+    )
     parser.add_argument("--failures", type=Path, default=FAILURES, help="folder for failing inputs")
     parser.add_argument("--replay", type=Path, help="file of a failing input")
     parser.add_argument("--list", action="store_true", help="list the wires")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, default=math.inf, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    targets.LIMIT_S = options.limit_s
     if options.list:
         print("\n".join(WIRES))
         return 0
     if options.replay:
         return _replay(options.replay)
     if options.worker:
-        return _work(options.worker, options.inputs, options.seed, options.failures)
+        return _work(options.worker, options.inputs, options.seed, options.failures, options.until)
     wires = options.wires.replace(",", " ").split() or list(WIRES)
     if unknown := set(wires) - set(WIRES):
         parser.error(f"unknown wires {', '.join(sorted(unknown))}; known: {', '.join(WIRES)}")
@@ -57,9 +66,12 @@ def main() -> int:
     display = Display(wires, options.inputs)
     shares = {wire: options.inputs // len(wires) + (n < options.inputs % len(wires)) for n, wire in enumerate(wires)}
 
+    until = time.time() + 60 * options.minutes
+
     def run(wire: str) -> None:
         command = [sys.executable, __file__, "--worker", wire, "--inputs", str(shares[wire])]
         command += ["--seed", str(options.seed), "--failures", str(options.failures)]
+        command += ["--until", str(until), "--limit-s", str(options.limit_s)]
         worker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         with workers_lock:
             workers.append(worker)
@@ -87,7 +99,7 @@ def main() -> int:
     return 0 if result["clean"] else 1
 
 
-def _work(wire: str, count: int, seed: int, failures: Path) -> int:
+def _work(wire: str, count: int, seed: int, failures: Path, until: float) -> int:
     """Fuzz one wire; prints its result so far every second, and the whole at the end, as lines of JSON."""
     from fuzz.play import Play, Result
     from fuzz.wires import WIRES
@@ -97,7 +109,7 @@ def _work(wire: str, count: int, seed: int, failures: Path) -> int:
 
     with tempfile.TemporaryDirectory(prefix="forage-fuzz-") as folder:
         chosen = WIRES[wire]
-        play = Play(wire, chosen.make(Path(folder)), chosen.concurrency, failures, report)
+        play = Play(wire, chosen.make(Path(folder)), chosen.concurrency, failures, report, until)
         report(asyncio.run(play.run(chosen.generate(seed), count)))
     return 0
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from google.protobuf.message import Message
 
 from forage_common.v1.trajectory_pb2 import Policy, TrajectoryGroup
+from fuzz import targets
 from fuzz.damage import damage, damage_json
 from fuzz.inputs import Fault, Input, Verdict
 from fuzz.messages import build_hostile
 from fuzz.processes import Process, find_python
-from fuzz.targets import LIMIT_S
 
 _MESSAGES: dict[str, type[Message]] = {"policy": Policy, "group": TrajectoryGroup}
 """Names of files that hold one message."""
@@ -112,11 +112,11 @@ class ReaderTarget:
     async def send(self, one: Input) -> Verdict:
         async with self._lock:
             try:
-                return await asyncio.wait_for(asyncio.to_thread(self._ask, one), LIMIT_S)
+                return await asyncio.wait_for(asyncio.to_thread(self._ask, one), targets.LIMIT_S)
             except TimeoutError:
                 self._process.popen.kill()  # so that the thread ends; the caller starts it again
                 await asyncio.to_thread(self._process.popen.wait)
-                return Verdict("", Fault.HANG, f"{one.call} had not read {one.name} after {LIMIT_S:g} s")
+                return Verdict("", Fault.HANG, f"{one.call} had not read {one.name} after {targets.LIMIT_S:g} s")
 
     async def check(self) -> str:
         return "" if self._process.is_alive else "the reader has ended"

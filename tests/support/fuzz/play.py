@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,8 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fuzz import targets
 from fuzz.inputs import Fault, Input, Verdict
-from fuzz.targets import LIMIT_S, Target
+from fuzz.targets import Target
 
 CHECK_S = 1.0
 """Pause between two looks at the target's health while inputs are sent."""
@@ -64,15 +66,23 @@ class Play:
     Args:
         failures: folder for failing inputs.
         report: called every second with the result so far.
+        until: Unix time after which no more inputs are sent.
     """
 
     def __init__(
-        self, wire: str, target: Target, concurrency: int, failures: Path, report: Callable[[Result], None]
+        self,
+        wire: str,
+        target: Target,
+        concurrency: int,
+        failures: Path,
+        report: Callable[[Result], None],
+        until: float = math.inf,
     ) -> None:
         self._target = target
         self._concurrency = concurrency
         self._failures = failures
         self._report = report
+        self._until = until
         self._result = Result(wire)
         self._outcomes: Counter[str] = Counter()
         self._kinds: Counter[str] = Counter()
@@ -126,6 +136,8 @@ class Play:
     async def _send_all(self, inputs: Iterator[Input]) -> None:
         async def work() -> None:
             for one in inputs:
+                if time.time() > self._until:
+                    return
                 self._flying.add(one)
                 try:
                     verdict = await self._target.send(one)
@@ -196,9 +208,9 @@ class Play:
             if self._mending.locked() or not self._is_alive():
                 continue
             try:
-                problem = await asyncio.wait_for(self._target.check(), LIMIT_S)
+                problem = await asyncio.wait_for(self._target.check(), targets.LIMIT_S)
             except TimeoutError:
-                problem = f"the health check had no answer within {LIMIT_S:g} s"
+                problem = f"the health check had no answer within {targets.LIMIT_S:g} s"
             if problem and not self._mending.locked() and self._is_alive():
                 self._result.hangs += 1
                 self._note(problem)

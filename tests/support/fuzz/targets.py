@@ -16,9 +16,6 @@ from fuzz.processes import Process
 LIMIT_S = 30.0
 """Time in which every input must be answered."""
 
-CLOSE_S = 30.0
-"""Time in which a server must close a connection whose other end has sent its last byte."""
-
 _PATIENCE_S = 0.03
 """Wait for an answer to bytes that may be no whole request."""
 
@@ -189,7 +186,7 @@ async def _await_close(
 ) -> Verdict:
     status = None
     try:
-        async with asyncio.timeout(CLOSE_S + (0.0 if sending.done() else LIMIT_S)):
+        async with asyncio.timeout(LIMIT_S + (0.0 if sending.done() else LIMIT_S)):
             await sending
             with suppress(OSError):
                 writer.write_eof()
@@ -200,7 +197,7 @@ async def _await_close(
                 while await reader.read(2**16):
                     pass
     except TimeoutError:
-        return Verdict("", Fault.HANG, f"the connection was not closed within {CLOSE_S:g} s of the last byte")
+        return Verdict("", Fault.HANG, f"the connection was not closed within {LIMIT_S:g} s of the last byte")
     return _judge_http(status)
 
 
