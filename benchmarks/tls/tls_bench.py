@@ -54,7 +54,7 @@ class Measurement:
 
 
 def build_items(number: int) -> list[ScoreItem]:
-    """A group of trajectories of 3 kB."""
+    """A group of trajectories of 3 to 4 kB."""
     text = f"word{number} " * 100
     spans = [
         Span(role=ROLE_PROMPT, text=f"Question {number}: {text[:300]}"),
