@@ -18,6 +18,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -42,9 +43,7 @@ def main() -> int:
     parser.add_argument("--wires", default="", help="separated by spaces or commas; all by default")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="wires at the same time")
     parser.add_argument("--minutes", type=float, default=math.inf, help="time after which no more inputs are sent")
-    parser.add_argument(
-        "--limit-s", type=float, default=30.0, help="time for an answer; more on a machine that is busy"
-    )
+    parser.add_argument("--limit-s", type=float, default=30.0, help="time for an answer; more on a busy machine")
     parser.add_argument("--failures", type=Path, default=FAILURES, help="folder for failing inputs")
     parser.add_argument("--replay", type=Path, help="file of a failing input")
     parser.add_argument("--list", action="store_true", help="list the wires")
@@ -107,6 +106,7 @@ def _work(wire: str, count: int, seed: int, failures: Path, until: float) -> int
     def report(result: Result) -> None:
         print(json.dumps(result.to_row()), flush=True)
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that it ends what it has started
     with tempfile.TemporaryDirectory(prefix="forage-fuzz-") as folder:
         chosen = WIRES[wire]
         play = Play(wire, chosen.make(Path(folder)), chosen.concurrency, failures, report, until)

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -87,6 +87,8 @@ class Play:
         self._outcomes: Counter[str] = Counter()
         self._kinds: Counter[str] = Counter()
         self._flying: set[Input] = set()
+        self._recent: deque[Input] = deque(maxlen=concurrency)
+        """Answered last: a process may end just after it has closed a connection."""
         self._mending = asyncio.Lock()
         self._over = False
 
@@ -147,11 +149,12 @@ class Play:
                         await self._take_fault(one, verdict)
                 finally:
                     self._flying.discard(one)
+                    self._recent.append(one)
 
         await asyncio.gather(*(work() for _ in range(self._concurrency)))
 
     async def _take_fault(self, one: Input, verdict: Verdict) -> None:
-        suspects = list(self._flying)
+        suspects = [*self._flying, *self._recent]
         async with self._mending:  # one at a time: others wait for the target to be started again
             if not self._is_alive():
                 self._result.crashes += 1

@@ -232,7 +232,7 @@ def _judge_status(code: grpc.StatusCode, detail: str) -> Verdict:
     fault = None
     if code in _HIDDEN:
         fault = Fault.ERROR
-    elif code is grpc.StatusCode.DEADLINE_EXCEEDED and "overloaded" not in detail:
+    elif code is grpc.StatusCode.DEADLINE_EXCEEDED and "Deadline Exceeded" in detail:  # of this end, not an answer
         fault = Fault.HANG
     return Verdict(code.name, fault, detail)
 

@@ -29,9 +29,8 @@ def test_no_input_crashes_a_process_or_makes_it_hang_or_grow(repository: Path, t
     wires = listed.split()
     assert len(wires) >= 9
     count = PER_WIRE * len(wires)
-    code, result, printed = run_fuzz(
-        repository, "--inputs", str(count), "--limit-s", "120", "--failures", str(tmp_path)
-    )
+    failures = str(tmp_path / "failures")
+    code, result, printed = run_fuzz(repository, "--inputs", str(count), "--limit-s", "120", "--failures", failures)
     assert (code, result["inputs"]) == (0, count), printed
     assert (result["crashes"], result["errors_5xx"], result["hangs"]) == (0, 0, 0), printed
     assert result["rss_growth"] <= result["rss_growth_limit"], printed
