@@ -90,3 +90,10 @@ def test_the_default_profile_asks_for_nothing(service: str) -> None:
 def test_redis_on_the_same_machine_needs_no_tls(url: str) -> None:
     overrides = [f"{name}={value}" for name, value in (EVERYTHING | {"redis.url": url}).items()]
     check_profile(load_settings(None, ["security.profile=hardened", *overrides], {}), "trainer")
+
+
+def test_the_direct_transport_speaks_no_tls() -> None:
+    with pytest.raises(SettingsError, match=re.escape("rollout.weights.transport=filesystem")):
+        overrides = [f"{name}={value}" for name, value in EVERYTHING.items()]
+        hardened = ["security.profile=hardened", "rollout.weights.transport=direct"]
+        check_profile(load_settings(None, [*hardened, *overrides], {}), "trainer")

@@ -35,6 +35,8 @@ def list_missing(settings: Settings, service: str) -> Iterator[str]:
         yield f"a token of its callers (set {service}.auth_token_file)"
     if service in _WITH_REDIS:
         yield from _list_missing_of_redis(settings)
+        if settings.rollout.weights.transport == "direct":
+            yield "a transport of policies that speaks TLS (set rollout.weights.transport=filesystem)"
     if service == "trainer" and security.signing_key_file is None:
         yield "a key that signs policies (set security.signing_key_file)"
     if service in ("trainer", "rollout") and not security.require_signed:
