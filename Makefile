@@ -55,11 +55,12 @@ docs-serve: ## serve the documentation site while you write (DOCS_ADDRESS=127.0.
 	@scripts/setup.sh cli
 	@$(MKDOCS) serve --livereload --dev-addr $(or $(DOCS_ADDRESS),127.0.0.1:8000)
 
-reference: setup ## generate the pages of docs/reference that come from the code
+reference: setup ## generate the pages of docs/reference, and the files of Redis, that come from the code
 	@$(PYTHON) scripts/settings_doc.py
 	@$(PYTHON) scripts/cli_doc.py
 	@$(PYTHON) scripts/api_doc.py
 	@$(PYTHON) scripts/metrics_doc.py
+	@$(PYTHON) scripts/redis_files.py
 
 dashboards: setup ## generate deploy/grafana/dashboards from the code beside it
 	@$(UV_RUN) --with-requirements deploy/grafana/requirements.lock deploy/grafana/build.py

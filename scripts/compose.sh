@@ -3,6 +3,7 @@
 # usage: compose.sh up [option of docker compose up …]     create missing secrets and images, start, wait, print addresses
 #        [VOLUMES=1] compose.sh down                       VOLUMES=1 also deletes the volumes
 #        [SERVICE=trainer] compose.sh logs
+#        compose.sh rotate                                 replaces the passwords of Redis while the stack runs
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,14 +18,26 @@ require_docker() {
   docker compose config --quiet
 }
 
+make_secret() { head -c 512 /dev/urandom | LC_ALL=C tr -dc 'A-Za-z0-9' | head -c 40; echo; }
+
 # The files are readable by the users of the containers; the folder keeps other users of this machine out.
 create_secrets() {
   local folder=deploy/compose/secrets name
   mkdir -p "$folder" && chmod 700 "$folder"
-  for name in redis-password rollout-token console-token grafana-password; do
-    [ -s "$folder/$name" ] || { head -c 512 /dev/urandom | LC_ALL=C tr -dc 'A-Za-z0-9' | head -c 40; echo; } > "$folder/$name"
+  for name in redis-trainer redis-rollout redis-cli redis-console redis-exporter redis-admin rollout-token console-token grafana-password; do
+    [ -s "$folder/$name" ] || make_secret > "$folder/$name"
     chmod 644 "$folder/$name"
   done
+}
+
+# Redis reads its users' files every five seconds, and programs read theirs at each connect; both by the same file, which
+# is changed in place. First every user has two passwords, then the new one alone.
+rotate() {
+  local file newest
+  for file in deploy/compose/secrets/redis-*; do make_secret >> "$file"; done
+  sleep 15
+  for file in deploy/compose/secrets/redis-*; do newest=$(tail -n 1 "$file"); echo "$newest" > "$file"; done
+  echo "the passwords of Redis were replaced; the exporter takes its new one when it is restarted: docker compose restart exporter"
 }
 
 # Builds only images without a registry in their name: Docker pulls the others.
@@ -72,5 +85,6 @@ case $command in
   up) require_docker; up "$@" ;;
   down) require_docker; docker compose --profile '*' down --remove-orphans ${VOLUMES:+--volumes} ;;
   logs) require_docker; docker compose logs --follow --tail 200 ${SERVICE:+"$SERVICE"} ;;
-  *) fail "the command is '$command', expected up, down or logs" ;;
+  rotate) rotate ;;
+  *) fail "the command is '$command', expected up, down, logs or rotate" ;;
 esac

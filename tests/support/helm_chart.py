@@ -120,7 +120,10 @@ MATRIX: dict[str, Mapping[str, Any] | Path] = {
     "Redis URL from a Secret, rollout on Ray": {
         **_EXTERNAL,
         "settings": _FETCHED_PATHS | {"rollout": {"engine_replicas": {"min": 1, "max": 4}}},
-        "redis": {"enabled": False, "external": {"existingSecret": "redis-url"}},
+        "redis": {
+            "enabled": False,
+            "external": {"url": "rediss://redis.example:6379/0", "existingSecret": "redis-users"},
+        },
         "signing": {"existingSecret": "signing-keys"},
         "ray": {"auth": {"existingSecret": "ray-token"}},
         "rollout": {

@@ -28,6 +28,7 @@ from release import list_images
 from forage_cli.local.stack import SERVING, Program, list_addresses
 from forage_common.addresses import split_address
 from forage_common.settings import Settings, load_settings
+from forage_common.streams.users import Role
 
 PROMETHEUS = REPOSITORY / "deploy/prometheus/prometheus.yml"
 PROMETHEUS_TLS = REPOSITORY / "deploy/prometheus/prometheus-tls.yml"
@@ -297,7 +298,26 @@ def test_redis_writes_to_disk_before_its_reply(stack: Object) -> None:
         "--dir /data",
     ):
         assert option in command
-    assert {mount["target"]: mount["source"] for mount in stack["services"]["redis"]["volumes"]} == {"/data": "redis"}
+    volumes = {mount["target"]: mount["source"] for mount in stack["services"]["redis"]["volumes"]}
+    start = REPOSITORY / "deploy/helm/forage/files/redis"
+    assert volumes == {"/data": "redis", "/etc/forage/redis": str(start)}
+    assert command.startswith("exec sh /etc/forage/redis/start.sh ")
+
+
+def test_each_service_has_its_own_user_of_redis(stack: Object) -> None:
+    users = {}
+    for name, service in list_services(stack):
+        secrets = {secret["target"]: secret["source"] for secret in service.get("secrets", [])}
+        if name in ("redis", "exporter") or not (source := secrets.get("/run/secrets/redis-password")):
+            continue
+        user = service["environment"]["FORAGE__REDIS__USERNAME"]
+        users[name.removesuffix("-gpu")] = user
+        assert source == user.replace("forage", "redis")
+    roles = {"trainer": "trainer", "rollout": "rollout", "forage": "cli", "console": "console"}
+    assert users == {name: f"forage-{role}" for name, role in roles.items()}
+    server = {secret["target"]: secret["source"] for secret in stack["services"]["redis"]["secrets"]}
+    folder = stack["services"]["redis"]["environment"]["PASSWORDS"]
+    assert server == {f"{folder}/forage-{role}": f"redis-{role}" for role in Role if role is not Role.KEDA}
 
 
 def test_files_of_a_run_are_on_a_volume(stack: Object) -> None:
@@ -438,4 +458,4 @@ def test_make_up_reports_a_missing_engine(tmp_path: Path) -> None:
 def test_an_unknown_command_is_refused() -> None:
     ended = subprocess.run([SCRIPT, "start"], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
-    assert "the command is 'start', expected up, down or logs" in ended.stderr
+    assert "the command is 'start', expected up, down, logs or rotate" in ended.stderr

@@ -20,8 +20,8 @@ from helm_chart import MATRIX, NAMESPACE, Object, describe, find_object, list_po
 VERSIONS = ("1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 CUSTOM = yaml.safe_load((Path(__file__).parent / "crds.yaml").read_text())
 EXISTING = {
-    "registry", "bucket", "team-volume", "token", "console-token", "redis-url", "ray-token", "redis-password", "index",
-    "wires",
+    "registry", "bucket", "team-volume", "token", "console-token", "redis-users", "ray-token", "redis-password",
+    "index", "wires", "signing-keys",
 }  # fmt: skip
 """Objects that values of the matrix expect in the cluster."""
 

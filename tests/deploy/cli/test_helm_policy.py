@@ -136,6 +136,26 @@ def test_the_trainer_alone_has_the_private_signing_key(name: str) -> None:
     assert keys == {"rollout": {"verify-key.pem"}, "trainer": {"signing-key.pem", "verify-key.pem"}}
 
 
+@pytest.mark.parametrize("name", MATRIX)
+def test_each_part_has_the_password_of_its_own_user_of_redis_and_no_other(name: str) -> None:
+    for item in render(name):
+        for _, pod in list_pods(item):
+            part = pod["metadata"].get("labels", {}).get("app.kubernetes.io/component")
+            for volume in pod["spec"].get("volumes", []):
+                if volume["name"] == "redis-password":
+                    assert volume["secret"]["items"] == [{"key": f"forage-{part}", "path": "password"}]
+            for container, _ in list_containers(pod["spec"]):
+                environment = {entry["name"]: entry for entry in container.get("env", [])}
+                secret = [entry for key, entry in environment.items() if "REDIS" in key and "valueFrom" in entry]
+                assert bool(secret) == (container["name"] == "exporter"), "files that the kubelet updates"
+                assert "FORAGE__REDIS__URL" not in environment
+                mounted = {mount["mountPath"] for mount in container.get("volumeMounts", [])}
+                if "FORAGE__REDIS__USERNAME" in environment:
+                    assert environment["FORAGE__REDIS__USERNAME"]["value"] == f"forage-{part}"
+                    assert environment["FORAGE__REDIS__PASSWORD_FILE"]["value"] == "/etc/forage/redis/password"
+                    assert "/etc/forage/redis" in mounted
+
+
 def _read_component(selector: Object) -> str:
     component: str = selector["matchLabels"]["app.kubernetes.io/component"]
     return component
@@ -250,7 +270,7 @@ def test_the_grace_period_of_the_rollout_is_longer_than_its_drain() -> None:
     assert pod["spec"]["terminationGracePeriodSeconds"] == 61  # a drain of 40.5 s and 20 s more
 
 
-# Always pulling images and digests are left to the user; the URL of Redis with its password is an environment variable.
+# Always pulling images and digests are left to the user; the exporter takes its password from its environment alone.
 _CHECKOV_ACCEPTED = ("CKV_K8S_15", "CKV_K8S_43", "CKV_K8S_35")
 
 

@@ -180,10 +180,10 @@ def test_every_recipe_is_accepted_as_settings(recipe: Path) -> None:
         ),
         ({"settings": {"rollout": {"ray_address": "auto"}}}, "set rollout.mode"),
         ({"redis": {"external": {"url": "redis://x:6379/0"}}}, "set redis.enabled=false"),
-        ({"redis": {"enabled": False}}, "set redis.external.url or redis.external.existingSecret"),
+        ({"redis": {"enabled": False}}, "set redis.external.url, and redis.external.existingSecret"),
         (
             {"redis": {"enabled": False, "external": {"url": "redis://:secret@x:6379/0"}}},
-            "put the whole URL into a Secret",
+            "put the passwords of forage redis acl into a Secret",
         ),
         ({"retriever": {"enabled": False}}, "set settings.retriever.http_address"),
         ({"reward": {"enabled": False}}, "set settings.reward.grpc_address"),

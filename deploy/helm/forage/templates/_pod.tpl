@@ -91,7 +91,13 @@ topologySpreadConstraints:
 {{/* Metadata of a pod template: labels, and checksums whose change restarts the pod. */}}
 {{- define "forage.pod.metadata" -}}
 {{- $annotations := deepCopy (index .root.Values .component).podAnnotations -}}
-{{- if ne .component "redis" }}{{ $_ := set $annotations "checksum/settings" (include "forage.settings.checksum" .) }}{{ end -}}
+{{- if ne .component "redis" }}
+{{- $_ := set $annotations "checksum/settings" (include "forage.settings.checksum" .) }}
+{{- else }}
+{{- $files := "" }}
+{{- range $path, $content := .root.Files.Glob "files/redis/*" }}{{ $files = printf "%s%s" $files $content }}{{ end }}
+{{- $_ := set $annotations "checksum/start" (sha256sum $files) }}
+{{- end -}}
 labels:
   {{- include "forage.selector" . | nindent 2 }}
 {{- with $annotations }}
@@ -114,7 +120,7 @@ annotations:
 - {name: FORAGE__{{ upper $.component }}__{{ upper $port }}_ADDRESS, value: "0.0.0.0:{{ $number }}"}
 {{- end }}
 {{- if has .component (list "rollout" "trainer" "console") }}
-{{ include "forage.redis.env" .root }}
+{{ include "forage.redis.env" . }}
 {{- end }}
 {{- if has .component (list "rollout" "trainer" "console") }}
 {{- with .root.Values.objectStore.env }}
@@ -126,16 +132,14 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{/* The complete URL of Redis, from a Secret. The kubelet expands $(…). */}}
+{{/* A part's user of Redis. Its password is in a file, which the kubelet updates. */}}
 {{- define "forage.redis.env" -}}
-{{- if .Values.redis.enabled -}}
-- name: REDIS_PASSWORD
-  valueFrom: {secretKeyRef: {name: {{ include "forage.redis.secret" . }}, key: password}}
-- name: FORAGE__REDIS__URL
-  value: redis://:$(REDIS_PASSWORD)@{{ include "forage.part" (dict "root" . "component" "redis") }}:6379/0
-{{- else if .Values.redis.external.existingSecret -}}
-- name: FORAGE__REDIS__URL
-  valueFrom: {secretKeyRef: {name: {{ .Values.redis.external.existingSecret }}, key: url}}
+{{- if include "forage.redis.secret" .root -}}
+- {name: FORAGE__REDIS__USERNAME, value: forage-{{ .component }}}
+- {name: FORAGE__REDIS__PASSWORD_FILE, value: /etc/forage/redis/password}
+{{- end }}
+{{- if and (eq .component "rollout") .root.Values.rollout.keda.enabled .root.Values.redis.enabled }}
+- {name: KEDA_REDIS_USERNAME, value: forage-keda}   # the scaler reads it from the pods that it scales
 {{- end }}
 {{- end }}
 
@@ -162,6 +166,9 @@ envFrom:
 {{- include "forage.auth.mounts" . }}
 {{- if and (has .component (list "rollout" "trainer")) .root.Values.signing.existingSecret }}
 - {name: signing, mountPath: /etc/forage/signing, readOnly: true}
+{{- end }}
+{{- if and (has .component (list "rollout" "trainer" "console")) (include "forage.redis.secret" .root) }}
+- {name: redis-password, mountPath: /etc/forage/redis, readOnly: true}
 {{- end }}
 {{- if eq .component "console" }}
 - {name: console-token, mountPath: /etc/forage/console-token, readOnly: true}
@@ -196,6 +203,13 @@ envFrom:
       {{- if eq .component "trainer" }}
       - {key: signing-key.pem, path: signing-key.pem}
       {{- end }}
+{{- end }}
+{{- if and (has .component (list "rollout" "trainer" "console")) (include "forage.redis.secret" .root) }}
+- name: redis-password
+  secret:
+    secretName: {{ include "forage.redis.secret" .root }}
+    items: [{key: forage-{{ .component }}, path: password}]
+    defaultMode: 0440
 {{- end }}
 {{- if eq .component "console" }}
 - name: console-token

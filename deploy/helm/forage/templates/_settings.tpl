@@ -58,12 +58,12 @@ data: {train_files: [/data/world/train.parquet], val_files: [/data/world/test.pa
 {{- end }}
 {{- end }}
 
-{{/* Without a password: the pods' environment has the complete URL. */}}
+{{/* Without a password: each part has a user of its own, whose password is in a file. */}}
 {{- define "forage.redis.url" -}}
 {{- if .Values.redis.enabled -}}
 redis://{{ include "forage.part" (dict "root" . "component" "redis") }}:6379/0
 {{- else -}}
-{{ default "redis://in-the-secret:6379/0" .Values.redis.external.url }}
+{{ default "redis://none:6379/0" .Values.redis.external.url }}
 {{- end }}
 {{- end }}
 

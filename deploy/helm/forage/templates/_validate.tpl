@@ -15,7 +15,7 @@
 {{- end }}
 {{- if hasKey $settings "redis" }}
 {{- if hasKey $settings.redis "url" }}
-{{- fail "settings.redis.url is set, but it may contain a password: set redis.enabled=false and redis.external.url or redis.external.existingSecret instead" }}
+{{- fail "settings.redis.url is set, but it may contain a password: set redis.enabled=false, redis.external.url and redis.external.existingSecret instead" }}
 {{- end }}
 {{- end }}
 {{- if hasKey (default dict $settings.rollout) "auth_token_file" }}
@@ -78,11 +78,11 @@
 {{- fail "redis.enabled is true and redis.external is set: set redis.enabled=false to use the external Redis" }}
 {{- end }}
 {{- $streams := or (ne $values.rollout.mode "none") (ne $values.trainer.mode "none") }}
-{{- if and $streams (not (or $values.redis.enabled $values.redis.external.url $values.redis.external.existingSecret)) }}
-{{- fail "redis.enabled is false and no external Redis is set: set redis.external.url or redis.external.existingSecret" }}
+{{- if and $streams (not (or $values.redis.enabled $values.redis.external.url)) }}
+{{- fail "redis.enabled is false and no external Redis is set: set redis.external.url, and redis.external.existingSecret for its users" }}
 {{- end }}
 {{- if regexMatch "//[^/@]*:[^/@]*@" $values.redis.external.url }}
-{{- fail "redis.external.url contains a password, which would be stored in a ConfigMap: put the whole URL into a Secret and name it in redis.external.existingSecret" }}
+{{- fail "redis.external.url contains a password, which would be stored in a ConfigMap: put the passwords of forage redis acl into a Secret, a key for each user, and name it in redis.external.existingSecret" }}
 {{- end }}
 
 {{- if ne $values.rollout.mode "none" }}

@@ -22,7 +22,9 @@ def check_durability(client: StreamClient, settings: RedisSettings) -> list[str]
     if not persistence["aof_enabled"]:
         problems.append("it keeps no append-only file and forgets the run when it ends: set appendonly yes")
     elif (sync := client.read_option("appendfsync")) is None:
-        problems.append("it does not tell whether each write reaches the disk: allow CONFIG GET (ACL +config|get)")
+        problems.append(
+            "it does not tell whether each write reaches the disk: run `forage redis load`, or allow CONFIG GET"
+        )
     elif sync != "always":
         problems.append(f"a crash loses the last writes with appendfsync {sync}: set appendfsync always")
     policy = memory["maxmemory_policy"]

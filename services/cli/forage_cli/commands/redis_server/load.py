@@ -48,8 +48,8 @@ def load(
     where, library = name_server(settings.redis), build_library()
     try:
         for client in connect_all(settings.redis, patience_s=10):
-            is_new = load_functions(client, where)
             facts = save_facts(client)
+            is_new = load_functions(client, where)
             found = {_read_name(row) for row in client.function_list(f"{LIBRARY_PREFIX}*")}
             kept = {FACTS, library.name}
             for name in sorted(found - kept):

@@ -137,8 +137,8 @@ class FunctionLoader:
         client, problem = connect(self._settings, patience_s=1), ""
         while not self._over.is_set():
             try:
+                save_facts(client)  # first: who finds the functions finds these
                 load_functions(client, name_server(self._settings))
-                save_facts(client)
                 return
             except (redis.RedisError, UnavailableError) as error:
                 if not isinstance(error, (redis.ConnectionError, redis.TimeoutError)) and str(error) != problem:
