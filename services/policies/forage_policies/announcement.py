@@ -44,13 +44,14 @@ def check_files(policy: Policy, files: Iterable[PolicyFile]) -> dict[str, Policy
     """
     found: dict[str, PolicyFile] = {}
     for file in files:
-        if not file.name or file.name.startswith(".") or set(file.name) & set("/\\\0"):
+        name = file.name
+        if not name or name.startswith(".") or set(name) & set("/\\") or not name.isprintable() or len(name) > _LONGEST:
             raise PolicyError(
-                f"{describe_policy(policy)} lists the file {file.name!r}: expected a plain name within its folder"
+                f"{describe_policy(policy)} lists the file {name[:_LONGEST]!r}: expected a plain name within its folder"
             )
         if not is_digest(file.digest):
             raise PolicyError(
-                f"{describe_policy(policy)} gives {file.name} the digest {file.digest!r}: "
+                f"{describe_policy(policy)} gives {file.name} the digest {file.digest[:80]!r}: "
                 "expected blake3: and 64 hex digits, or the 64 of SHA-256"
             )
         if file.name in found:
@@ -88,7 +89,7 @@ def list_parts(policy: Policy) -> list[Part]:
     if parts[0].content != first or parts[-1].content != content or parts[0].files.keys() != files.keys():
         raise PolicyError(f"{describe_policy(policy)}: its {len(parts)} parts do not make it")
     if wrong := [part.content for part in parts if not is_digest(part.content)]:
-        raise PolicyError(f"{describe_policy(policy)} has a part with the content {wrong[0]!r}: expected a digest")
+        raise PolicyError(f"{describe_policy(policy)} has a part with the content {wrong[0][:80]!r}: expected a digest")
     return parts
 
 

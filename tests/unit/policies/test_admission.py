@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from key_pairs import make_keys, make_signatures
 from policy_files import Publications
 
 from forage_common.settings import Settings
-from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
+from forage_common.v1.trajectory_pb2 import DirectSender, Policy, PolicyFile, PolicyPart
 from forage_policies import storage
 from forage_policies.admission import Admission, sign_announcement
 from forage_policies.announcement import PolicyError
@@ -274,3 +276,38 @@ def test_a_sender_is_an_address_and_the_one_that_the_settings_name(
     policy.direct.host, policy.direct.port = host, port
     with pytest.raises(PolicyError, match=r"is no address|is not trainer.publish.direct_address"):
         unprotected(tmp_path, publish={"direct_address": "10.0.0.8:0"}).load(policy)
+
+
+WORDS = ["..", "/", "/etc/passwd", "s3://b/x", "::", "a.safetensors", "%2e", 300 * "a"]
+TEXTS = st.text(max_size=8) | st.sampled_from(WORDS)
+DIGESTS = st.sampled_from(["0" * 64, "blake3:" + "0" * 64, "", "x"])
+FILES = st.lists(st.builds(PolicyFile, name=TEXTS, digest=DIGESTS, bytes=st.integers(0, 2**64 - 1)), max_size=2)
+PARTS = st.lists(st.builds(PolicyPart, uri=TEXTS, files=FILES, content=DIGESTS), max_size=2)
+SENDER = st.none() | st.builds(DirectSender, host=TEXTS, port=st.integers(0, 2**32 - 1))
+POLICIES = st.builds(
+    Policy,
+    version=st.integers(0, 2**64 - 1),
+    epoch=st.integers(0, 2**64 - 1),
+    uri=TEXTS,
+    digest=DIGESTS,
+    files=FILES,
+    parts=PARTS,
+    direct=SENDER,
+    signature=TEXTS,
+    adapter=st.booleans(),
+)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_whatever_a_message_says_it_is_refused_with_one_bounded_sentence(signed: bool, tmp_path: Path) -> None:
+    engine = Engine(tmp_path) if signed else unprotected(tmp_path)
+
+    @settings(max_examples=40, deadline=None)
+    @given(POLICIES)
+    def check(policy: Policy) -> None:
+        with pytest.raises(PolicyError) as refused:
+            engine.load(policy)
+        assert len(str(refused.value)) < 3000
+        assert not set(map(ord, str(refused.value))) & {*range(32)}
+
+    check()
