@@ -53,11 +53,13 @@ class RedisSettings(Section):
         None, description="File with the user's password, if the URL has none; it is read again when it changes"
     )
     sentinel_password_file: Path | None = Field(None, description="File with the sentinels' own password, if any")
-    ca_file: Path | None = Field(None, description="PEM file of the authority that signed the server's certificate")
-    cert_file: Path | None = Field(
-        None, description="PEM file of this client's certificate, if the server asks for one"
+    ca_file: Path | None = Field(
+        None, description="PEM file of the authority that signed the server's certificate; unset: tls.ca"
     )
-    key_file: Path | None = Field(None, description="PEM file of the private key of cert_file")
+    cert_file: Path | None = Field(
+        None, description="PEM file of this client's certificate, if the server asks for one; unset: tls.cert"
+    )
+    key_file: Path | None = Field(None, description="PEM file of the private key of cert_file; unset: tls.key")
     timeout_s: float = Field(10.0, gt=0, description="Limit of one command")
     wait_replicas: int = Field(
         0, ge=0, description="Replicas that must confirm each write before it counts, so that a failover keeps it"

@@ -40,6 +40,18 @@ class Settings(Section):
     local: LocalSettings = LocalSettings()
 
     @model_validator(mode="after")
+    def _complete_redis(self) -> Settings:
+        """With TLS to Redis its files are those of all wires, unless it has its own."""
+        if self.redis.url.startswith("rediss"):
+            own, update = self.redis, {}
+            if own.ca_file is None:
+                update["ca_file"] = self.tls.ca
+            if own.cert_file is None and own.key_file is None:
+                update |= {"cert_file": self.tls.cert, "key_file": self.tls.key}
+            object.__setattr__(self, "redis", own.model_copy(update=update))
+        return self
+
+    @model_validator(mode="after")
     def _check_repeatable(self) -> Settings:
         rollout, trainer = self.rollout, self.trainer
         penalty = trainer.algorithm.probe_penalty
