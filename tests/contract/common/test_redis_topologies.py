@@ -17,7 +17,8 @@ from tls_proxy import make_certificates, serve_tls
 from forage_common.errors import SettingsError, UnavailableError
 from forage_common.settings import RedisSettings
 from forage_common.streams.client import StreamClient
-from forage_common.streams.connection import connect
+from forage_common.streams.connection import connect, connect_all, load_functions
+from forage_common.streams.functions import build_library
 from forage_common.v1.trajectory_pb2 import Prompt
 
 AT_ONCE = ("--repl-diskless-sync-delay", "0")
@@ -118,6 +119,7 @@ def test_a_client_follows_a_failover_of_sentinel(
     assert client.issue(Prompt(group_uid="uid-1", batch=2)), "written to the new primary"
     assert [issue.group_uid for issue in client.read_issued()] == ["uid-0", "uid-1"]
     assert replica.info("replication")["role"] == "master"
+    assert build_library().name in str(replica.function_list()), "it had the functions before it was the primary"
 
 
 def test_sentinels_that_know_no_primary_are_an_error_that_names_them(free_port: Callable[[], str]) -> None:
@@ -155,6 +157,9 @@ def test_a_client_follows_the_owner_of_its_keys_in_a_cluster(
     assert streams.issue(Prompt(group_uid="uid", batch=1)), "a script over several keys"
     assert [entry.message.group_uid for entry in streams.claim_prompts("worker", 1, 0.1)] == ["uid"]
     assert b.dbsize() == 0
+
+    assert [load_functions(node, "Redis") for node in connect_all(settings, 5)].count(True) == 1, "one had them"
+    assert all(build_library().name in str(node.function_list()) for node in nodes)
 
     client = connect(settings, 5, KEY)
     assert client.set(KEY + "x", 1)
