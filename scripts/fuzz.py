@@ -71,7 +71,9 @@ def main() -> int:
         command = [sys.executable, __file__, "--worker", wire, "--inputs", str(shares[wire])]
         command += ["--seed", str(options.seed), "--failures", str(options.failures)]
         command += ["--until", str(until), "--limit-s", str(options.limit_s)]
-        worker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        # What generates requests goes through sets of texts, whose order depends on the seed of their hashes.
+        environment = os.environ | {"PYTHONHASHSEED": "0"}
+        worker = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         with workers_lock:
             workers.append(worker)
         assert worker.stdout is not None

@@ -53,12 +53,16 @@ def test_a_batch_is_scored_in_order_and_an_invalid_item_affects_no_other(service
 
 @pytest.mark.parametrize("method", ["Score", "ScoreStream", "Describe", "Explain"])
 def test_bytes_that_are_no_message_are_refused_with_a_sentence(service: Service, method: str) -> None:
-    path, bytes_ = f"/forage.v1.Reward/{method}", b"\xff\xff\xff\xff"
-    with service.channel as channel, pytest.raises(grpc.RpcError) as refused:
+    path = f"/forage.v1.Reward/{method}"
+
+    def call(channel: grpc.Channel) -> None:
         if method == "ScoreStream":
-            list(channel.stream_stream(path)(iter([bytes_]), timeout=20))
+            list(channel.stream_stream(path)(iter([b"\xff\xff"]), timeout=20))
         else:
-            channel.unary_unary(path)(bytes_, timeout=20)
+            channel.unary_unary(path)(b"\xff\xff", timeout=20)
+
+    with service.channel as channel, pytest.raises(grpc.RpcError) as refused:
+        call(channel)
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert refused.value.details().startswith(f"the bytes are not a message of {path}")
     assert "Traceback" not in service.log.read_text()

@@ -71,6 +71,7 @@ class FileSurface:
         support = str(Path(__file__).resolve().parents[1])
         with tempfile.TemporaryDirectory(prefix="forage-fuzz-") as folder:
             environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": support, "HOME": folder, "OMP_NUM_THREADS": "1"}
+            environment["PYTHONHASHSEED"] = "0"
             lines = subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE).stdout
         rows = [json.loads(line) for line in lines.splitlines()]
         return [GoodFile(row["call"], row["name"], b64decode(row["content"])) for row in rows]
