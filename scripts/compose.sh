@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs the stack of docker-compose.yml on this machine.
 # usage: compose.sh up [option of docker compose up …]     create missing secrets and images, start, wait, print addresses
+#        [TLS=1] compose.sh up …                           the same with TLS and client certificates on every wire
 #        [VOLUMES=1] compose.sh down                       VOLUMES=1 also deletes the volumes
 #        [SERVICE=trainer] compose.sh logs
 #        compose.sh rotate                                 replaces the passwords of Redis while the stack runs
@@ -24,7 +25,7 @@ make_secret() { head -c 512 /dev/urandom | LC_ALL=C tr -dc 'A-Za-z0-9' | head -c
 create_secrets() {
   local folder=deploy/compose/secrets name
   mkdir -p "$folder" && chmod 700 "$folder"
-  for name in redis-trainer redis-rollout redis-cli redis-console redis-exporter redis-admin rollout-token console-token grafana-password; do
+  for name in redis-trainer redis-rollout redis-cli redis-console redis-exporter redis-admin retriever-token reward-token rollout-token console-token grafana-password; do
     [ -s "$folder/$name" ] || make_secret > "$folder/$name"
     chmod 644 "$folder/$name"
   done
@@ -38,6 +39,15 @@ rotate() {
   sleep 15
   for file in deploy/compose/secrets/redis-*; do newest=$(tail -n 1 "$file"); echo "$newest" > "$file"; done
   echo "the passwords of Redis were replaced; the exporter takes its new one when it is restarted: docker compose restart exporter"
+}
+
+# Makes an authority and a certificate for each service, and renews those that end within a month.
+create_certificates() {
+  local folder=deploy/compose/secrets/tls
+  scripts/setup.sh cli
+  .venvs/cli/bin/python scripts/compose_certificates.py "$folder" forage retriever reward rollout trainer console prometheus ||
+    fail "the certificates could not be made (see above)"
+  find "$folder" -mindepth 1 -type d ! -name authority -exec chmod 755 {} + -exec sh -c 'chmod 644 "$0"/*' {} \;
 }
 
 # Builds only images without a registry in their name: Docker pulls the others.
@@ -68,19 +78,24 @@ wait_until_ready() {
 }
 
 up() {
+  local scheme=http
   create_secrets
+  if [ -n "${TLS:-}" ]; then create_certificates; scheme=https; fi
   build_images
   docker compose up --detach --remove-orphans "$@"
   wait_until_ready
   local service address
-  for service in console:18650 grafana:3000 prometheus:9090 retriever:18610; do
-    if address=$(docker compose port "${service%:*}" "${service#*:}" 2>/dev/null); then printf '  %-11s http://%s\n' "${service%:*}" "$address"; fi
+  for service in "console:18650 $scheme" "grafana:3000 http" "prometheus:9090 http" "retriever:18610 $scheme"; do
+    read -r service scheme <<< "$service"
+    if address=$(docker compose port "${service%:*}" "${service#*:}" 2>/dev/null); then printf '  %-11s %s://%s\n' "${service%:*}" "$scheme" "$address"; fi
   done
   echo "  'make logs SERVICE=trainer' follows the training; the console's token is in deploy/compose/secrets/console-token,"
   echo "  the password of Grafana's user admin in deploy/compose/secrets/grafana-password"
 }
 
 command=${1:-}; shift || true
+# Docker Compose reads the files of this variable; paths in them are relative to the first.
+[ -z "${TLS:-}" ] || export COMPOSE_FILE=docker-compose.yml:deploy/compose/tls.yml
 case $command in
   up) require_docker; up "$@" ;;
   down) require_docker; docker compose --profile '*' down --remove-orphans ${VOLUMES:+--volumes} ;;

@@ -6,7 +6,8 @@ import functools
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from deployment_tools import REPOSITORY, compose
@@ -25,10 +26,10 @@ def resolve_profile(profile: str) -> Object:
     return stack
 
 
-def run_config(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `docker compose config` with only these variables in the environment."""
+def run_config(*options: str, files: Sequence[Path] = (FILE,), **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `docker compose config` over files, with only these variables in the environment."""
     return subprocess.run(
-        [compose(), "--file", FILE, "config", *options],
+        [compose(), *(word for file in files for word in ("--file", file)), "config", *options],
         env={"PATH": os.environ["PATH"], **environment}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
 

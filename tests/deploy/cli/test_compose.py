@@ -43,6 +43,13 @@ METRICS_ADDRESSES = {
     "console": "console.http_address",
 }
 """Job of Prometheus → setting with the address of its metrics."""
+TOKENS = {
+    "rollout": ("retriever", "reward", "rollout"),
+    "trainer": ("reward", "rollout"),
+    "console": ("retriever", "reward", "rollout", "console"),
+    "forage": ("retriever", "reward", "rollout"),
+}
+"""Service that uses Redis → sections whose token it shows or checks."""
 
 
 @pytest.fixture(params=PROFILES)
@@ -284,8 +291,16 @@ def test_only_the_users_of_redis_reach_it(stack: Object) -> None:
         settings = load_settings_of(stack, service)
         assert settings.redis.url == "redis://redis:6379/0"
         secrets = {secret["target"] for secret in service["secrets"]}
-        own = {str(settings.console.auth_token_file)} if name == "console" else set()
-        assert {str(settings.redis.password_file), str(settings.rollout.auth_token_file)} | own == secrets, name
+        sections = TOKENS[name]
+        tokens = {str(getattr(settings, section).auth_token_file) for section in sections}
+        assert {str(settings.redis.password_file)} | tokens == secrets, name
+
+
+def test_each_server_has_its_own_token_and_no_other(stack: Object) -> None:
+    for name in ("retriever", "reward"):
+        settings = load_settings_of(stack, stack["services"][name])
+        [secret] = stack["services"][name]["secrets"]
+        assert secret["target"] == str(getattr(settings, name).auth_token_file) == f"/run/secrets/{name}-token"
 
 
 def test_redis_writes_to_disk_before_its_reply(stack: Object) -> None:
