@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from key_pairs import make_keys
 from redis import Redis
 from trainer_parts import ScriptedRollout, read_lines, write_model, write_questions
 
@@ -21,7 +22,10 @@ from forage_common.stop import Stop
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose, TrajectoryGroup
+from forage_policies.admission import Admission
 from forage_policies.digests import compute_digest
+from forage_policies.folders import open_whole
+from forage_policies.signed_folder import verify_published
 from forage_policies.storage import StorageError
 from forage_records.events import read_events
 from forage_records.questions import read_questions
@@ -316,6 +320,24 @@ def test_a_damaged_checkpoint_costs_one_interval(train: Callable[..., Settings],
     )
     assert streams.read_policy().epoch == epoch + 1
     assert streams.count_backlog(streams.trajectories) == 0
+
+
+def test_a_signed_run_resumes_from_its_own_checkpoints_alone(train: Callable[..., Settings], tmp_path: Path) -> None:
+    keys, audit = make_keys(tmp_path / "keys"), tmp_path / "audit.jsonl"
+    files = {"signing_key_file": keys.signing_key_file, "verify_key_file": keys.verify_key_file, "audit_file": audit}
+    signed = ["security.require_signed=true", *(f"security.{name}={file}" for name, file in files.items())]
+    train(*signed, "trainer.save_freq=1", "trainer.total_training_steps=1")
+    settings = train(*signed, "trainer.save_freq=1", "trainer.total_training_steps=2")
+    policy = StreamClient(settings.redis, settings.run.id).read_policy()
+    assert policy is not None
+    Admission(settings).check(policy)
+    assert verify_published(Path(policy.uri), open_whole(Path(policy.uri)), settings.security)
+    acts = [line["act"] for line in read_lines(audit)]
+    assert acts == ["start_run", *2 * ["publish_policy"], "restore_checkpoint", *2 * ["publish_policy"]]
+    manifest = settings.run.folder / "checkpoints/step_2/manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"figures": {}}))
+    with pytest.raises(UserError, match=r"step_2 is not what the key .* has signed for run"):
+        train(*signed, "trainer.total_training_steps=3")
 
 
 def test_a_run_that_redis_remembers_and_no_checkpoint_holds_is_refused(train: Callable[..., Settings]) -> None:
