@@ -36,6 +36,14 @@ def start_threads(count):
         threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 
 
+def start_processes(count):
+    for _ in range(count):
+        if os.fork() == 0:
+            if os.fork() == 0:  # its own parent ends at once
+                time.sleep(600)
+            os._exit(0)
+
+
 def spin():
     while True:
         pass
@@ -74,6 +82,9 @@ def score(view, truth, params):
     if order == "threads":
         threading.stack_size(65536)
         start_threads(400)
+        time.sleep(60)
+    if order == "processes":
+        start_processes(300)
         time.sleep(60)
     if order == "print":
         while True:
@@ -280,6 +291,29 @@ def test_network_files_and_programs_are_opened_by_name(code: Path, tmp_path: Pat
         assert score("create").status == score("write").status == OK
         assert score("tcp").status == INTERNAL
         user.close()
+
+
+@needs_isolation
+def test_processes_that_it_starts_are_counted_and_end_with_it(code: Path, targets: Targets) -> None:
+    user, score = open_scorer(code, targets, "require", programs=True, memory_mib=8192)
+    (child,) = user._pools[0]._children
+    group = child.process.pid
+    failed = score("processes")
+    assert failed.status == INTERNAL
+    assert "threads and processes, allowed are 256" in failed.detail or "BlockingIOError" in failed.detail
+    assert score("fine").status == OK
+    user.close()
+    deadline = time.monotonic() + 10
+    while any(_is_in(group, process) for process in psutil.process_iter()):
+        assert time.monotonic() < deadline, "some outlived it"
+        time.sleep(0.1)
+
+
+def _is_in(group: int, process: psutil.Process) -> bool:
+    try:
+        return os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE
+    except (ProcessLookupError, psutil.NoSuchProcess):
+        return False
 
 
 @needs_isolation

@@ -71,6 +71,8 @@ class Own(Environment):
                 with contextlib.suppress(OSError):
                     socket.socket(fileno=number).send(b"\\x02\\x00\\x00\\x00[]")
             await asyncio.sleep(60)
+        if order == "flood":
+            await asyncio.gather(*(self.retriever.search(["q"]) for _ in range(5000)))
         if order == "surrogate":
             return Observation("\\ud800")
         if order == "settings":
@@ -93,6 +95,7 @@ class FoundNothing(RetrieverClient):
 
     async def search(self, queries: Any, topk: int = 0, filters: Any = None, mode: str = "") -> SearchResult:
         self.asked.append((queries, topk, filters, mode))
+        await asyncio.sleep(0.01)
         if self.error is not None:
             raise self.error
         return SearchResult([[Document(id="7", contents="Oslo", score=0.5)]], Provenance(mode="bm25"), True)
@@ -212,6 +215,7 @@ async def test_a_trajectory_that_is_out_of_time_cancels_its_call(open_environmen
         ("crash", "ended with exit code 7: its process is started again"),
         ("spin", r"its event loop stood still for timeout_s=1 s: its process is started again"),
         ("forge", "sent a message that is no JSON object: its process is started again"),
+        ("flood", "sent more than 1024 searches at a time: its process is started again"),
     ],
 )
 async def test_a_process_that_fails_fails_its_trajectories_and_the_next_ones_go_on(

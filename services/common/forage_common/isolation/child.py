@@ -31,7 +31,7 @@ from forage_common.telemetry.stacks import write_stacks_on_signal
 
 _LENGTH = struct.Struct("<I")
 _ORPHAN_CHECK_S = 1.0
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 START_TIMEOUT_S = 60.0
 _FOLDER = "forage-user-"
 MAX_ANSWER_BYTES = 64 * 2**20
@@ -287,6 +287,7 @@ def _confine(confinement: Confinement) -> str:
     parent = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # else what it starts could leave the watch's sight
         if os.getppid() != parent:  # it died before that
             os._exit(1)
     try:

@@ -17,6 +17,8 @@ from forage_common.errors import ForageError
 from forage_common.isolation import landlock, seccomp
 
 OPEN_FILES = 256
+MAX_TASKS = 256
+"""Threads of a process and of those that it started, together."""
 TEMPORARY_MIB = 256
 """Size of a file in the process's temporary folder, and of the folder."""
 
@@ -97,6 +99,8 @@ def confine(confinement: Confinement) -> None:
     if c.landlock or c.seccomp:
         _check_single_thread()
     _limit(c.memory_mib)
+    if c.programs and sys.platform == "linux":
+        _limit_processes()
     try:
         _drop_capabilities()
         if c.landlock:
@@ -137,6 +141,20 @@ def _limit(memory_mib: int) -> None:
         _, hard = resource.getrlimit(kind)
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(kind, (limit, limit))
+
+
+def _limit_processes() -> None:
+    """Let the user of this process have few more processes and threads than now. The kernel exempts root."""
+    own, tasks = os.getuid(), 0
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            if os.stat(f"/proc/{name}").st_uid == own:
+                tasks += len(os.listdir(f"/proc/{name}/task"))
+        except OSError:
+            continue
+    _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    limit = tasks + MAX_TASKS if hard == resource.RLIM_INFINITY else min(tasks + MAX_TASKS, hard)
+    resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
 
 
 def _check_single_thread() -> None:

@@ -33,7 +33,7 @@ _SOCK_STREAM, _SOCK_RAW, _SOCK_TYPE = 1, 3, 0xF
 _CLONE_THREAD, _CLONE_NEW = 0x00010000, 0x7E020080
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
 _FIOSETOWN, _SIOCSPGRP, _TIOCSTI, _TIOCLINUX = 0x8901, 0x8902, 0x5412, 0x541C
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_PTRACER = 1, 4, 0x59616D61
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_PTRACER = 1, 4, 36, 0x59616D61
 _O_ACCMODE, _O_TRUNC = 0o3, 0o1000
 
 _NETWORK = ("bind", "connect", "listen", "accept", "accept4")
@@ -178,7 +178,7 @@ def _build_program(network: bool, programs: bool) -> bytes:
     p.refuse_unless("sched_setaffinity", 0, (0,))
     p.refuse_when("fcntl", 1, (_F_SETOWN, _F_SETSIG, _F_SETOWN_EX))  # they would send signals to others
     p.refuse_when("ioctl", 1, (_FIOSETOWN, _SIOCSPGRP, _TIOCSTI, _TIOCLINUX))
-    p.refuse_when("prctl", 0, (_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_PTRACER))
+    p.refuse_when("prctl", 0, (_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_PTRACER))
     # Before Linux 6.2 Landlock does not see that a file which is opened for reading is emptied.
     p.refuse_when("open", 1, (_O_TRUNC,), _O_TRUNC | _O_ACCMODE)
     p.refuse_when("openat", 2, (_O_TRUNC,), _O_TRUNC | _O_ACCMODE)

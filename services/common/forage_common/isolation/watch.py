@@ -11,11 +11,9 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from forage_common.isolation.confinement import TEMPORARY_MIB
+from forage_common.isolation.confinement import MAX_TASKS, TEMPORARY_MIB
 
 INTERVAL_S = 0.5
-MAX_TASKS = 256
-"""Threads of a process and of those that it started, together."""
 MAX_FILES = 10_000
 IDLE_CPU_S = 10.0
 """Processor time beyond the time of calls, after which a process counts as one that works unasked."""

@@ -91,16 +91,22 @@ def _find_single_class(module: ModuleType) -> type[Environment]:
 
 
 def _check_environment(environment: Environment) -> None:
-    tags = environment.tags
-    if not isinstance(tags, tuple) or not tags or not all(isinstance(t, str) and _TAG.fullmatch(t) for t in tags):
-        raise ValueError(f"tags is {tags!r}: expected a tuple of names such as ('search', 'answer')")
-    if not isinstance(environment.feedback, str):
-        raise ValueError(f"feedback is {environment.feedback!r}: expected a string")
-    turns = environment.max_turns
-    if not isinstance(turns, int) or isinstance(turns, bool) or turns < 0:
-        raise ValueError(f"max_turns is {turns!r}: expected 0 or more turns")
     if not inspect.iscoroutinefunction(environment.respond):
         raise ValueError("respond is not a coroutine function: write 'async def respond(self, action, episode)'")
-    stops = environment.stops
+    check_description(environment.tags, environment.feedback, environment.max_turns, environment.stops)
+
+
+def check_description(tags: object, feedback: object, turns: object, stops: object) -> None:
+    """Check what an environment says of itself; see `Environment`.
+
+    Raises:
+        ValueError: one of them is wrong.
+    """
+    if not isinstance(tags, tuple) or not tags or not all(isinstance(t, str) and _TAG.fullmatch(t) for t in tags):
+        raise ValueError(f"tags is {tags!r}: expected a tuple of names such as ('search', 'answer')")
+    if not isinstance(feedback, str):
+        raise ValueError(f"feedback is {feedback!r}: expected a string")
+    if not isinstance(turns, int) or isinstance(turns, bool) or turns < 0:
+        raise ValueError(f"max_turns is {turns!r}: expected 0 or more turns")
     if not isinstance(stops, tuple) or not all(isinstance(stop, str) and stop for stop in stops):
         raise ValueError(f"stops is {stops!r}: expected a tuple of strings")

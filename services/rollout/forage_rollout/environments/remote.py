@@ -31,9 +31,12 @@ from forage_rollout.environments.environment import (
     Episode,
     Observation,
 )
+from forage_rollout.environments.loading import check_description
 
 log = get_logger()
 MODULE = "forage_rollout.environments.process"
+MAX_SEARCHES = 1024
+"""Searches of one environment at a time; more are no environment's need."""
 _PING_S = 1.0
 _CLOSE_S = 5.0
 _MAX_RETRY_S = 30.0
@@ -172,7 +175,8 @@ class RemoteEnvironment:
         ).wait_until_ready()
         try:
             about = frames.read_description(child.receive(START_TIMEOUT_S))
-        except (ChildError, frames.FrameError):
+            check_description(about.tags, about.feedback, about.max_turns, about.stops)
+        except (ChildError, ValueError):  # ValueError: what it says of itself is wrong, or no frame
             child.kill()
             raise
         self.name, self.tags, self.feedback = about.name, about.tags, about.feedback
@@ -206,7 +210,7 @@ class RemoteEnvironment:
             try:
                 self._child = await asyncio.to_thread(self._start)
                 self._is_retired = False
-            except (ChildError, UserError, frames.FrameError) as error:
+            except (ChildError, UserError, ValueError) as error:
                 log.error("environment_cannot_start", environment=self._source, error=str(error), retry_s=delay_s)
                 with waiting("the next start of a process", on=f"environment {self._source}", limit_s=delay_s):
                     await asyncio.sleep(delay_s)
@@ -234,6 +238,8 @@ class RemoteEnvironment:
                     if call is not None and call.connection is connection and not call.reply.done():
                         call.reply.set_result(frame)
                 elif "search" in frame:
+                    if len(self._searches) >= MAX_SEARCHES:
+                        raise frames.FrameError(f"more than {MAX_SEARCHES} searches at a time")
                     task = asyncio.create_task(self._search(connection, frame), context=self._find_context(frame))
                     self._searches.add(task)
                     task.add_done_callback(self._searches.discard)
