@@ -10,6 +10,8 @@ from forage_common.text.redaction import redact_text
 from forage_common.text.terminal import printable
 
 USER_ERROR = 2
+_LONGEST = 2000
+"""Characters of an error."""
 
 
 def run_command(app: Callable[..., None], name: str) -> None:
@@ -43,6 +45,9 @@ def _check_arguments(arguments: list[str]) -> None:
 def _end(sentence: str, code: int) -> None:
     from forage_common.text.console import TextConsole
 
+    sentence = printable(redact_text(sentence))
+    if len(sentence) > _LONGEST:
+        sentence = f"{sentence[: _LONGEST // 2]} … {sentence[-_LONGEST // 2 :]}"
     console = TextConsole(stderr=True, soft_wrap=True, highlight=False)
-    console.print(f"forage: {printable(redact_text(sentence))}", style="red")
+    console.print(f"forage: {sentence}", style="red")
     sys.exit(code)

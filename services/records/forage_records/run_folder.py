@@ -82,8 +82,12 @@ class RunFolder:
         return self._rows(self.path / "validation" / f"{label}.jsonl")
 
     def find_model(self) -> Path:
-        """Return the folder of the initial policy."""
-        return Path(yaml.safe_load((self.path / "settings.yaml").read_text(encoding="utf-8"))["model"]["path"])
+        """Return the folder of the initial policy; this run's own where the settings name none."""
+        try:
+            tree = yaml.safe_load((self.path / "settings.yaml").read_bytes())
+            return Path(tree["model"]["path"])
+        except (OSError, yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return self.path
 
     def _rows(self, file: Path) -> list[Row]:
         """Read the file's rows; cached until the file changes, because the live view reads twice a second."""
@@ -115,17 +119,19 @@ def estimate_time_left(steps: Sequence[Row], total: int, phase: str) -> float | 
 
 def _read_rows(file: Path) -> list[Row]:
     rows = []
-    for line in file.read_text(encoding="utf-8").splitlines():
+    for line in file.read_bytes().splitlines():
         try:
-            rows.append(json.loads(line))
-        except ValueError:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
             break  # this line is still being written
+        if isinstance(row, dict):
+            rows.append(row)
     return rows
 
 
 def _read_object(file: Path) -> Row | None:
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        value = json.loads(file.read_bytes())
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -78,3 +78,9 @@ def test_values_are_hidden_by_their_name_and_files_are_not() -> None:
         "list": ["https://***@h", 3, None, True],
     }
     assert tree["params"]["api_key"] == SECRET  # type: ignore[index]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("piece", ["a", "redis://", "http://", "?a", "authorization:", "a@", "://", "?key="])
+def test_long_texts_take_time_in_proportion(piece: str) -> None:
+    redact_text(piece * (200_000 // len(piece)))

@@ -173,7 +173,7 @@ async def test_a_rejected_request_is_not_retried_and_its_error_has_the_reason(se
 async def test_a_malformed_reply_is_an_error_of_its_own_and_not_retried(server: FailingServer, order: Order) -> None:
     server.orders = [order]
     async with open_client(server) as retriever:
-        with pytest.raises(MalformedReplyError, match="is it a retriever's address"):
+        with pytest.raises(MalformedReplyError, match=r"is it a retriever's address|is compressed"):
             await retriever.search(["a"])
     assert len(server.requests) == 1
 

@@ -23,7 +23,8 @@ Overrides = Annotated[
     ),
 ]
 BasePort = Annotated[
-    int | None, typer.Option(help="Use this port and those after it for all services.", show_default=False)
+    int | None,
+    typer.Option(min=1, max=65_400, help="Use this port and those after it for all services.", show_default=False),
 ]
 
 

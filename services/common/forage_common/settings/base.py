@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AllowInfNan, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AllowInfNan, BaseModel, ConfigDict, Field
+
+
+def _check_port(address: str) -> str:
+    port = int(address.rpartition(":")[2])
+    if port > 65535:
+        raise ValueError(f"there is no port {port}: give one up to 65535")
+    return address
+
 
 # A string in the annotation names the type in descriptions.
-Address = Annotated[str, Field(pattern=r"^[^:/\s]+:\d{1,5}$"), "host:port"]
+Address = Annotated[str, Field(pattern=r"^[^:/\s]+:\d{1,5}$"), AfterValidator(_check_port), "host:port"]
 # Whose parameters they are checks them, and names what it expected.
 Params = Annotated[dict[str, Annotated[float, AllowInfNan(True)] | int | str | bool], "map of values"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,10 +17,15 @@ from forage_common.errors import SettingsError
 from forage_common.settings.tree import Settings
 from forage_common.text.redaction import redact_text
 
+_MOST_VALUES, _MOST_DEPTH = 100_000, 100
+
 ENV_PREFIX = "FORAGE__"
 
 RENAMED = {"rollout.attach": "rollout.use_existing_app"}
 """Old name → new name, both from the root of the tree. An old name is an error that names the new one."""
+
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+"""What no path, name or message can hold."""
 
 _shortener = reprlib.Repr()
 """For values in errors: a few lines of YAML can name one list so often that it would fill the memory."""
@@ -94,9 +100,36 @@ def _parse_value(text: str) -> Any:
         return text
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice: YAML forbids it, and the value that came first would silently be lost."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+        if len(set(keys)) < len(keys):
+            twice = next(key for place, key in enumerate(keys) if key in keys[:place])
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice[:80]!r} stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _check_size(value: Any, left: list[int], depth: int = 0) -> None:
+    """Raise where aliases make a small file a large tree; one that contains itself has no end."""
+    left[0] -= 1
+    if left[0] < 0 or depth > _MOST_DEPTH:
+        raise yaml.YAMLError(f"it has more than {_MOST_VALUES} values, or {_MOST_DEPTH} levels")
+    if isinstance(value, int) and abs(value) >= 2**64:
+        raise yaml.YAMLError("a number has more than 64 bits")
+    if isinstance(value, str) and _NO_TEXT.search(value):
+        raise yaml.YAMLError(f"{_shortener.repr(value)} holds a NUL or half of a surrogate pair")
+    if isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_size(part, left, depth + 1)
+
+
 def _parse_yaml(content: str | bytes) -> Any:
     try:
-        return yaml.safe_load(content)
+        value = yaml.load(content, _Loader)
+        _check_size(value, [_MOST_VALUES])
+        return value
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None
     except (ValueError, OverflowError, TypeError, AttributeError, KeyError) as error:  # what PyYAML lets pass
@@ -128,7 +161,14 @@ def _describe_error(error: ValidationError) -> str:
     if isinstance(first["input"], Mapping):  # a rule between settings, whose sentence names them
         sentence = first["msg"].removeprefix("Value error, ")
         return f"{f'setting {name!r}: ' if name else ''}{sentence}{more}"
-    return redact_text(f"setting '{name}' is {_shortener.repr(first['input'])}: {first['msg']}{more}")
+    return redact_text(f"setting '{name}' is {_show(first['input'])}: {first['msg']}{more}")
+
+
+def _show(value: Any) -> str:
+    try:
+        return _shortener.repr(value)
+    except ValueError:  # Python writes no integer of more than some thousand digits
+        return "a number of thousands of digits"
 
 
 def _list_keys(path: Sequence[str]) -> list[str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from forage_common.settings.base import Section
 
@@ -33,6 +35,15 @@ class RunSettings(Section):
         return self.dir / self.id
 
 
+def _check_ports(url: str) -> str:
+    try:
+        for host in urlsplit(url).netloc.rpartition("@")[2].split(","):
+            urlsplit(f"//{host}").port  # noqa: B018 - raises where it is none
+    except ValueError as error:
+        raise ValueError(f"it is no URL ({error})") from None
+    return url
+
+
 _NODES = r"([^@/]*@)?[^,:/@]+:\d+(,[^,:/@]+:\d+)*"
 _REDIS_URL = rf"^(((rediss?|unix)://.+)|(rediss?\+sentinel://{_NODES}/[^/]+(/\d+)?)|(rediss?\+cluster://{_NODES}/?))$"
 
@@ -40,7 +51,7 @@ _REDIS_URL = rf"^(((rediss?|unix)://.+)|(rediss?\+sentinel://{_NODES}/[^/]+(/\d+
 class RedisSettings(Section):
     """The Redis server whose streams carry prompts and trajectory groups."""
 
-    url: str = Field(
+    url: Annotated[str, AfterValidator(_check_ports)] = Field(
         "redis://127.0.0.1:18600/0",
         pattern=_REDIS_URL,
         description="URL of the server: redis://[user[:password]@]host:port/database; rediss:// for TLS; unix://path;"

@@ -9,9 +9,12 @@ from urllib.parse import unquote
 HIDDEN = "***"
 
 # In a URL of Redis everything before the last @ is the login, even where a password with / or # was not encoded.
-_LOGIN = re.compile(r"((?:redis|valkey)[a-z+]*://)\S*@|([a-z][a-z0-9+.-]*://)[^\s/?#]*@", re.IGNORECASE)
+# The bounds keep long texts cheap.
+_LOGIN = re.compile(
+    r"((?:redis|valkey)[a-z+]{0,20}://)\S{0,4096}@|([a-z][a-z0-9+.-]{0,20}://)[^\s/?#]{0,4096}@", re.IGNORECASE
+)
 _PARAMETER = re.compile(r"([?&;#])([^\s=&;#?]+)=([^\s&;#]*)")
-_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s<>\"'`]+", re.IGNORECASE)
+_URL = re.compile(r"[a-z][a-z0-9+.-]{0,20}://[^\s<>\"'`]+", re.IGNORECASE)
 _HEADER = re.compile(
     r"\b((?:proxy-)?authorization\b[\"']?\s*[:=,]\s*[\"']?(?:(?:bearer|basic)\s+)?)[^\s\"',]+", re.IGNORECASE
 )

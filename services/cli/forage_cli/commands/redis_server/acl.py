@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from forage_common.text.terminal import echo
+
 if TYPE_CHECKING:
     from forage_common.streams.users import Role
 
@@ -75,7 +77,7 @@ def acl(
     roles = [_parse_role(name) for name in users.split(",")] if users else list(everybody)
     if form is Form.RULES:
         for role in roles:
-            typer.echo(" ".join([name_user(role, prefix), *list_rules(role, run or None)]))
+            echo(" ".join([name_user(role, prefix), *list_rules(role, run or None)]))
         return
     hashes = {}
     for role in roles:
@@ -90,7 +92,7 @@ def acl(
         return
     for role in roles:
         words = ["on", *(f"#{word}" for word in hashes[role]), *list_rules(role, run or None)]
-        typer.echo(" ".join(["ACL SETUSER", name_user(role, prefix), "reset", *words]))
+        echo(" ".join(["ACL SETUSER", name_user(role, prefix), "reset", *words]))
 
 
 def _parse_role(name: str) -> Role:

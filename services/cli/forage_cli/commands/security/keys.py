@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from forage_common.text.console import TextConsole
 
 
 def keys(folder: Annotated[Path, typer.Argument(help="Folder for the two files.", show_default=False)]) -> None:
@@ -22,10 +23,9 @@ def keys(folder: Annotated[Path, typer.Argument(help="Folder for the two files."
     from forage_common.security.signatures import SIGNING_KEY, VERIFY_KEY, write_key_pair
 
     key = write_key_pair(folder)
-    Console().print(
+    TextConsole().print(
         f"key {key}: {folder / SIGNING_KEY} signs (security.signing_key_file, for the trainer alone); "
         f"{folder / VERIFY_KEY} verifies (security.verify_key_file)",
         highlight=False,
-        markup=False,
         soft_wrap=True,
     )
