@@ -93,7 +93,8 @@ def test_redis_on_the_same_machine_needs_no_tls(url: str) -> None:
 
 
 def test_the_direct_transport_speaks_no_tls() -> None:
+    overrides = [f"{name}={value}" for name, value in EVERYTHING.items()]
+    hardened = ["security.profile=hardened", "rollout.weights.transport=direct"]
+    settings = load_settings(None, [*hardened, *overrides], {})
     with pytest.raises(SettingsError, match=re.escape("rollout.weights.transport=filesystem")):
-        overrides = [f"{name}={value}" for name, value in EVERYTHING.items()]
-        hardened = ["security.profile=hardened", "rollout.weights.transport=direct"]
-        check_profile(load_settings(None, [*hardened, *overrides], {}), "trainer")
+        check_profile(settings, "trainer")
