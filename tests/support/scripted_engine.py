@@ -22,6 +22,10 @@ class CharCodec:
         return self._special
 
     @property
+    def special_ids(self) -> frozenset[int]:
+        return frozenset(0x110000 + self._extra.index(token) for token in self._special)
+
+    @property
     def vocabulary_size(self) -> int:
         return 0x110000 + len(self._extra)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,66 @@ def test_the_page_is_self_contained_and_escapes_what_the_policy_wrote(run: RunFo
     assert not re.findall(r"https?:", text)
     assert (run.path / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((run.path / "summary.json").read_text()) == summary
+
+
+class Structure(HTMLParser):
+    """The elements of a page with the names of their attributes, without the spans that mark parts of a text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, ...]] = []
+        self.texts: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = [name for name, _ in attrs]
+        if tag != "span" or not {"class", "data-within"}.issuperset(names):
+            self.elements.append((tag, *names))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "</script><script>alert(1)//",
+    "</style><style>*{display:none}</style>",
+    "</title><h1>x</h1>",
+    "<svg onload=alert(1)><a xlink:href='javascript:alert(1)'>x</a></svg>",
+    '<img src=x onerror="alert(1)">',
+    '" onmouseover="alert(1)" x="',
+    "' autofocus onfocus='alert(1)",
+    '"><a href="javascript:alert(1)">x</a>',
+    "--><b>x</b><!--",
+    "]]><b>x</b><![CDATA[",
+    "{{ 7 * 7 }}{% raw %}",
+    "&lt;b&gt;&#60;b&#62;",
+    "<details open ontoggle=alert(1)></details></main><form action=//x><input name=q>",
+    "\x00<\x00script>\u2028alert(1)",
+    "$\\frac{$ <b>$x$</b>",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_text_adds_an_element_or_an_attribute_to_the_page(tmp_path: Path, text: str) -> None:
+    def write(name: str, content: str) -> Structure:
+        (tmp_path / name).mkdir()
+        row = build_trajectory(f"q {content}", 0.0, content) | {"em": None, "reward": 1.0, "targets": [f"t {content}"]}
+        row["spans"] = [{"role": role, "text": f"w {content} w"} for role in ("prompt", "model", "env")]
+        steps = [
+            {"step": n, "em_mean": None, "reward_mean": 1.0 * n, f"reward/{content}": 0.5 * n, "reward/z": 0.5 * n}
+            for n in (1, 2)
+        ]
+        run = write_run(tmp_path / name, {"before": [row], "after": [row]}, steps)
+        summary = report.summarise(run, Settings(), GroupCounts(0, 0, 0, 0), {}, 1.0)
+        return Structure(report.write_report(run, summary).read_text())
+
+    page = write("hostile", text)
+    assert page.elements == write("harmless", "x").elements
+    shown = "".join(page.texts).replace("\ufffd", "\x00")
+    assert shown.count(f"w {text} w") == 6, "the text is there, as text: three spans before, three after"
+    assert f"of it {text}" in shown, "the curve's legend, in the SVG"
 
 
 def test_examples_are_chosen_at_random_by_the_seed_and_are_the_same_before_and_after(tmp_path: Path) -> None:

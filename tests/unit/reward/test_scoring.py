@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
 from forage_common.settings import RewardRoute, RewardSettings, Settings
 from forage_common.v1 import reward_pb2, trajectory_pb2
@@ -112,3 +113,21 @@ def test_a_tally_counts_each_message_once() -> None:
     labels = {"reward": "tally", "data_source": SOURCE, "component": "total"}
     assert read_metric("forage_reward_score_count", **labels) == 3
     assert read_metric("forage_reward_score_sum", **labels) == 2.0
+
+
+async def test_no_request_makes_time_series_of_its_own_and_none_can_write_on_the_page(scoring: ScoringQueue) -> None:
+    def list_series() -> set[tuple[str, ...]]:
+        return {
+            (sample.name, *sorted(sample.labels.values()))
+            for family in text_string_to_metric_families(generate_latest().decode())
+            for sample in family.samples
+        }
+
+    await scoring.score_batch([reward_pb2.ScoreItem(data_source="unknown")], float("inf"))
+    before = list_series()
+    hostile = ['"} 1\nforged_total 1\n', "nq\n", "\\", "x" * 100_000, *map(str, range(10_000))]
+    replies = await scoring.score_batch(
+        [reward_pb2.ScoreItem(data_source=name, trajectory_id=name) for name in hostile], float("inf")
+    )
+    assert {reply.score.status for reply in replies} == {trajectory_pb2.STATUS_INVALID_INPUT}
+    assert list_series() == before

@@ -15,8 +15,9 @@ from trainer_parts import build_question, write_questions
 
 from forage_common.errors import DataError, SettingsError
 from forage_common.settings import load_settings
+from forage_common.telemetry.label_names import OTHER
 from forage_common.v1.trajectory_pb2 import GroundTruth
-from forage_records.questions import Question, read_questions
+from forage_records.questions import Question, Questions, read_questions
 from forage_trainer.data.dataset import QUESTIONS, Batches, refill_number, report_questions
 
 
@@ -138,6 +139,20 @@ def test_filtered_questions_are_counted_by_source_and_reported(tmp_path: Path) -
         if sample.labels["split"] == "train"
     }
     assert tags == {("nq", "kept"): 1, ("nq", "filtered"): 2, ("hotpotqa", "filtered"): 1}
+
+
+def test_any_number_of_data_sources_is_a_bounded_number_of_time_series() -> None:
+    rows = tuple(Question(f's"{i}\n', "train", i, (), GroundTruth(), str(i), 0) for i in range(10_000))
+    report_questions("many", Questions(rows, ""))
+    shown = {
+        sample.labels["data_source"]: sample.value
+        for metric in QUESTIONS.collect()
+        for sample in metric.samples
+        if sample.labels["split"] == "many"
+    }
+    assert len(shown) <= 65
+    assert sum(shown.values()) == 10_000
+    assert shown[OTHER] >= 10_000 - 64
 
 
 def build_questions(*counts: int) -> tuple[Question, ...]:

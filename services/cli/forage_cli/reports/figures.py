@@ -51,6 +51,7 @@ def apply_style() -> Iterator[None]:
             "axes.titlelocation": "left",
             "grid.color": LINE,
             "text.color": INK,
+            "text.parse_math": False,  # labels may be names from data, in which "$" is a character
             "xtick.color": QUIET,
             "ytick.color": QUIET,
             "legend.frameon": False,

@@ -46,6 +46,11 @@ def find_tag_names(text: str) -> list[str]:
     return _NAME.findall(text)
 
 
+def find_reserved_tags(text: str, tags: Iterable[str] = ()) -> list[str]:
+    """Find the tags, such as "</answer>", that `escape_tags` would escape."""
+    return [found[0] for found in _pattern(frozenset(tags)).finditer(text)]
+
+
 @lru_cache(maxsize=256)
 def _pattern(tags: frozenset[str]) -> re.Pattern[str]:
     names = "|".join(re.escape(name) for name in sorted(tags.union(RESERVED_TAGS)))

@@ -24,6 +24,7 @@ class FileTokenizer:
             raise DataError(f"{file} is not a tokenizer ({error}): give a complete Hugging Face folder") from None
         self._max_token_chars = max(map(len, self.vocabulary), default=1)
         self._special = tuple(token["content"] for token in added if token["special"])
+        self._special_ids = frozenset(int(token["id"]) for token in added if token["special"])
 
     @property
     def vocabulary(self) -> dict[str, int]:
@@ -34,6 +35,11 @@ class FileTokenizer:
     def special_tokens(self) -> tuple[str, ...]:
         """Control tokens that retrieved text must not produce."""
         return self._special
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of `special_tokens`."""
+        return self._special_ids
 
     @property
     def vocabulary_size(self) -> int:

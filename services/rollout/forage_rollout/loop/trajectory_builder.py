@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 
 from forage_common.errors import SettingsError
 from forage_common.settings import RolloutSettings
-from forage_common.text.observation import escape_tags, find_tag_names
+from forage_common.text.observation import find_tag_names
 from forage_common.v1.trajectory_pb2 import ActionKind, PolicySegment, Role, Span, Status, Trajectory, Turn
 from forage_rollout.environments.environment import INVALID, Action, Episode, Observation
 from forage_rollout.environments.registry import AnyEnvironment
 from forage_rollout.loop.generation import Generation
+from forage_rollout.loop.observation_ids import encode_observation
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.loop.turns import cut_at_stop
 
@@ -169,8 +170,7 @@ class TrajectoryBuilder:
         self.truncated |= len(body) < len(observation.body)
         # Retrieved text must not be able to open or close a block: it could end the observation or fake an action.
         reserved = (*self.environment.tags, *find_tag_names(opening), *find_tag_names(closing))
-        text = f"{opening}{escape_tags(body, self.codec.special_tokens, reserved)}{closing}"
-        ids = self.codec.encode(text)
+        text, ids = encode_observation(self.codec, opening, body, closing, reserved)
         if len(ids) > limit:
             tail = self.codec.encode(closing)
             minimum = len(self.codec.encode(opening)) + len(tail)

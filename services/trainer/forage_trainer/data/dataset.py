@@ -13,10 +13,14 @@ from prometheus_client import Gauge
 
 from forage_common.errors import DataError
 from forage_common.settings import Settings
+from forage_common.telemetry.label_names import LabelNames
 from forage_common.telemetry.logs import get_logger
 from forage_records.questions import Question, Questions
 
 QUESTIONS = Gauge("forage_trainer_questions", "Questions read", ["split", "data_source", "fate"])
+SOURCES = LabelNames()
+"""Data sources as labels: they are read from files, in which there may be any number of them."""
+
 _MIXTURE = 1
 _REFILL = "r"
 
@@ -25,7 +29,10 @@ def report_questions(split: str, questions: Questions) -> None:
     """Report in log and metrics which questions were read, and which were filtered because their prompt is too long."""
     kept = Counter(row.data_source for row in questions.rows)
     for fate, counts in (("kept", kept), ("filtered", questions.filtered)):
+        shown: Counter[str] = Counter()
         for source, count in counts.items():
+            shown[SOURCES.name(source)] += count
+        for source, count in shown.items():
             QUESTIONS.labels(split, source, fate).set(count)
     get_logger().info("questions_read", split=split, kept=dict(kept), filtered=dict(questions.filtered))
 

@@ -13,6 +13,7 @@ from prometheus_client import Gauge
 from forage_common.settings import Settings
 from forage_common.streams.client import VALIDATION, StreamClient
 from forage_common.telemetry.health import Health
+from forage_common.telemetry.label_names import OTHER
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import Wait, waiting
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose, Sampling, Trajectory, TrajectoryGroup
@@ -21,6 +22,7 @@ from forage_records.run_folder import WATCH
 from forage_trainer.data import spans
 from forage_trainer.data.arrivals import Arrivals, Entries, Receiver
 from forage_trainer.data.batcher import LOG_INTERVAL_S, BatchTimeoutError
+from forage_trainer.data.dataset import SOURCES
 from forage_trainer.data.feeder import ISSUED
 from forage_trainer.files import write_json, write_text
 from forage_trainer.reporting.progress import Phase, StateFile
@@ -307,5 +309,6 @@ class Validation:
         if result["em"] is not None:
             EM.labels(result["label"]).set(result["em"])
         for source in list_sources(self._questions):
-            if (em := result[f"em/{source}"]) is not None:
-                SOURCE_EM.labels(source).set(em)
+            em, name = result[f"em/{source}"], SOURCES.name(source)
+            if em is not None and name != OTHER:  # of many sources together it would be that of the last one
+                SOURCE_EM.labels(name).set(em)
