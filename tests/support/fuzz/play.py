@@ -27,7 +27,9 @@ MAY_GROW_BYTES = 64 * 2**20
 
 _SAVED = 10
 _SAVED_PER_KIND = 2
+_END_S = 10.0
 _MINIMISE_S = 20.0
+_END_S = 10.0
 _MINIMISE_SENDS = 60
 
 
@@ -141,21 +143,27 @@ class Play:
                 if time.time() > self._until:
                     return
                 self._flying.add(one)
+                crashes = self._result.crashes
                 try:
                     verdict = await self._target.send(one)
                     self._result.inputs += 1
                     self._outcomes[verdict.outcome or str(verdict.fault)] += 1
                     if verdict.fault is not None or not self._is_alive():
-                        await self._take_fault(one, verdict)
+                        await self._take_fault(one, verdict, crashes)
                 finally:
                     self._flying.discard(one)
                     self._recent.append(one)
 
         await asyncio.gather(*(work() for _ in range(self._concurrency)))
 
-    async def _take_fault(self, one: Input, verdict: Verdict) -> None:
+    async def _take_fault(self, one: Input, verdict: Verdict, crashes: int) -> None:
+        """Count a fault. crashes: how many there had been when the input was sent."""
         suspects = [*self._flying, *self._recent]
         async with self._mending:  # one at a time: others wait for the target to be started again
+            if verdict.fault is Fault.CRASH and self._result.crashes > crashes:
+                return  # that of another input, which has been counted
+            if verdict.fault is Fault.CRASH and not await self._sees_end():
+                verdict = Verdict(verdict.outcome, Fault.HANG, verdict.detail)
             if not self._is_alive():
                 self._result.crashes += 1
                 detail = self._target.processes[-1].describe_end()
@@ -176,6 +184,13 @@ class Play:
                 self._result.hangs += 1
                 self._note(f"{one.call} {one.name}: {verdict.detail}")
                 self._save(one, Fault.HANG, verdict.detail)
+
+    async def _sees_end(self) -> bool:
+        """Whether a process that takes no connections ends: on a busy machine it does so a while after it hangs up."""
+        deadline = time.monotonic() + _END_S
+        while self._is_alive() and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        return not self._is_alive()
 
     async def _minimise(self, one: Input, verdict: Verdict) -> Input:
         """The input with as many bytes cut off as leave its outcome; within few sends and little time.
