@@ -18,9 +18,9 @@ from forage_console.context import Console
 class ConsoleClient:
     """Asks the interface over the runs of a folder."""
 
-    def __init__(self, runs: Path | UPath) -> None:
+    def __init__(self, runs: Path | UPath, trace_url: str = "") -> None:
         self._cache = tempfile.TemporaryDirectory(prefix="console-test-")
-        own = ConsoleSettings(cache_dir=Path(self._cache.name))
+        own = ConsoleSettings(cache_dir=Path(self._cache.name), trace_url=trace_url)
         self._app = make_app(Console(UPath(runs), Settings(console=own)))
 
     def ask(self, path: str, **query: Any) -> httpx.Response:

@@ -29,8 +29,16 @@ export default typescript.config(
           selector: "AssignmentExpression > MemberExpression[property.name=/^(innerHTML|outerHTML)$/]",
           message: "Texts of models are shown as text: use textContent.",
         },
+        {
+          selector: "JSXAttribute[name.name='href'] > JSXExpressionContainer",
+          message: "An address that is data may be a script: use Link, or ExternalLink, which checks the scheme.",
+        },
       ],
     },
+  },
+  {
+    files: ["**/*.test.tsx"],
+    rules: { "no-restricted-syntax": "off" },
   },
   prettier,
 );

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -303,3 +304,13 @@ def test_a_selection_is_named_after_any_run(tmp_path: Path, name: str) -> None:
     reply = ConsoleClient(tmp_path).ask(f"/runs/{quote(name)}/trajectories.parquet")
     named = f"attachment; filename*=utf-8''{quote(name)}-trajectories.parquet"
     assert (reply.status_code, reply.headers["content-disposition"]) == (200, named)
+
+
+@pytest.mark.parametrize("trace_id", ["../../x?a=b#c", "@evil.example/", "\u2028\"'><b>", "{trace_id}"])
+def test_a_trace_id_of_a_file_only_fills_its_place_in_the_address(tmp_path: Path, trace_id: str) -> None:
+    row = {"uid": "nq/test/0/0", "question": "Who?", "em": 0.0, "trace_id": trace_id, "spans": SPANS}
+    (tmp_path / "one").mkdir()
+    write_run(tmp_path / "one", {"before": [row]}, [])
+    client = ConsoleClient(tmp_path, "https://tempo.example/trace/{trace_id}/spans?of=forage")
+    address = client.read(f"{LIST}/before/0")["trace_url"]
+    assert re.fullmatch(r"https://tempo\.example/trace/[\w.%~-]+/spans\?of=forage", address)

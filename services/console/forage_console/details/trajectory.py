@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
+from urllib.parse import quote
 
 from google.protobuf.json_format import ParseDict, ParseError
 
@@ -243,4 +244,6 @@ def _find_neighbours(store: RunStore, row: TrajectoryRow) -> tuple[Address | Non
 
 
 def _fill(trace_url: str, trace_id: str) -> str | None:
-    return trace_url.replace("{trace_id}", trace_id) if trace_url and trace_id else None
+    # The id is read from a file of the run: it may only fill its place in the address.
+    name = quote(trace_id, safe="", errors="replace")
+    return trace_url.replace("{trace_id}", name) if trace_url and trace_id else None

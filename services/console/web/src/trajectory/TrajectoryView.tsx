@@ -3,6 +3,7 @@ import { useCallback, useDeferredValue, useEffect, useMemo, useRef, useState } f
 import { Link, useSearchParams } from "react-router";
 import { api } from "../api/client";
 import { paths } from "../app/paths";
+import { ExternalLink } from "../ui/ExternalLink";
 import { formatNumber, UNKNOWN } from "../ui/format";
 import { useHotkeys } from "../ui/hotkeys";
 import { EmptyState } from "../ui/states";
@@ -342,9 +343,7 @@ function Origin({ run, detail }: { run: string; detail: Detail }) {
                 <span className="mono">{traceId}</span> <Copy value={traceId} label="Copy" />
               </>
             ) : (
-              <Anchor href={traceUrl} target="_blank" rel="noreferrer" className="mono" size="sm">
-                {traceId}
-              </Anchor>
+              <ExternalLink address={traceUrl}>{traceId}</ExternalLink>
             )}
           </dd>
         </div>
