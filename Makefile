@@ -86,7 +86,7 @@ pin-images: setup ## write the digests of other people's images, deploy/images.y
 images: ## build the container images (GPU=1 or base, SERVICES="reward cli", REGISTRY=…)
 	@scripts/images.sh
 
-up: ## start the whole stack in Docker: services, Redis, Prometheus, Grafana (RECIPE=configs/demo.yaml TLS=1)
+up: ## start the whole stack in Docker: services, Redis, Prometheus, Grafana (RECIPE=configs/demo.yaml TLS=1 HARDENED=1)
 	@scripts/compose.sh up
 
 down: ## stop that stack and keep its data (VOLUMES=1 deletes it)

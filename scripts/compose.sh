@@ -2,6 +2,7 @@
 # Runs the stack of docker-compose.yml on this machine.
 # usage: compose.sh up [option of docker compose up …]     create missing secrets and images, start, wait, print addresses
 #        [TLS=1] compose.sh up …                           the same with TLS and client certificates on every wire
+#        [HARDENED=1] compose.sh up …                      the same with TLS, signed policies and the profile hardened
 #        [VOLUMES=1] compose.sh down                       VOLUMES=1 also deletes the volumes
 #        [SERVICE=trainer] compose.sh logs
 #        compose.sh rotate                                 replaces the passwords of Redis while the stack runs
@@ -45,9 +46,21 @@ rotate() {
 create_certificates() {
   local folder=deploy/compose/secrets/tls
   scripts/setup.sh cli
-  .venvs/cli/bin/python scripts/compose_certificates.py "$folder" forage retriever reward rollout trainer console prometheus ||
+  .venvs/cli/bin/python scripts/compose_certificates.py "$folder" forage retriever reward rollout trainer console redis exporter prometheus ||
     fail "the certificates could not be made (see above)"
   find "$folder" -mindepth 1 -type d ! -name authority -exec chmod 755 {} + -exec sh -c 'chmod 644 "$0"/*' {} \;
+}
+
+# Makes the key pair of signatures. The trainer refuses a private key that others than its owner and its group can read,
+# and runs as a user of its own: it gets the group of the file, which is yours.
+create_keys() {
+  local folder=deploy/compose/secrets/signing
+  if [ ! -e "$folder/signing-key.pem" ]; then
+    scripts/setup.sh cli
+    .venvs/cli/bin/forage security keys "$folder" || fail "the signing keys could not be made (see above)"
+  fi
+  chgrp "$(id -g)" "$folder/signing-key.pem" && chmod 640 "$folder/signing-key.pem" && chmod 644 "$folder/verify-key.pem" ||
+    fail "the signing keys in $folder are not yours: make them readable by your group $(id -gn) and by nobody else"
 }
 
 # Builds only images without a registry in their name: Docker pulls the others.
@@ -81,6 +94,7 @@ up() {
   local scheme=http
   create_secrets
   if [ -n "${TLS:-}" ]; then create_certificates; scheme=https; fi
+  [ -z "${HARDENED:-}" ] || create_keys
   build_images
   docker compose up --detach --remove-orphans "$@"
   wait_until_ready
@@ -95,7 +109,10 @@ up() {
 
 command=${1:-}; shift || true
 # Docker Compose reads the files of this variable; paths in them are relative to the first.
-[ -z "${TLS:-}" ] || export COMPOSE_FILE=docker-compose.yml:deploy/compose/tls.yml
+[ -z "${HARDENED:-}" ] || TLS=1
+[ -z "${TLS:-}" ] || export COMPOSE_FILE=docker-compose.yml:deploy/compose/tls.yml${HARDENED:+:deploy/compose/hardened.yml}
+SIGNING_GROUP=$(id -g)
+export SIGNING_GROUP
 case $command in
   up) require_docker; up "$@" ;;
   down) require_docker; docker compose --profile '*' down --remove-orphans ${VOLUMES:+--volumes} ;;

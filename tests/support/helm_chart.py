@@ -162,9 +162,11 @@ MATRIX: dict[str, Mapping[str, Any] | Path] = {
         "monitoring": {"serviceMonitor": {"enabled": True}},
     },
     "TLS and tokens by Secrets": {
-        "tls": {"enabled": True, "existingSecret": "wires"},
+        "tls": {"enabled": True, "requireClientCert": True, "existingSecret": "wires"},
         "retriever": {"auth": {"existingSecret": "token"}},
         "reward": {"auth": {"enabled": False}},
+        "rollout": {"keda": {"enabled": True}},
+        "redis": {"exporter": {"enabled": True}},
         "monitoring": {"serviceMonitor": {"enabled": True}},
     },
     "console": {"console": {"enabled": True, "auth": {"existingSecret": "console-token"}}},

@@ -18,6 +18,7 @@ from forage_common.settings import load_settings
 
 OVERRIDE = REPOSITORY / "deploy/compose/tls.yml"
 SECRETS = REPOSITORY / "deploy/compose/secrets/tls"
+EXPORTER_FILES = tuple(f"REDIS_EXPORTER_TLS_{file}_FILE" for file in ("CLIENT_CERT", "CLIENT_KEY", "CA_CERT"))
 
 
 @pytest.fixture(params=PROFILES)
@@ -53,7 +54,7 @@ def test_every_service_has_the_certificate_of_the_name_that_others_call(stack: O
         aliases = {alias for options in service["networks"].values() for alias in (options or {}).get("aliases") or ()}
         assert holder in {name, *aliases}
         mounted.add(holder)
-    assert mounted | {"prometheus"} == read_holders()
+    assert mounted | {"redis", "exporter", "prometheus"} == read_holders()
 
 
 def test_the_override_adds_nothing_but_tls(stack: Object) -> None:
@@ -61,11 +62,36 @@ def test_the_override_adds_nothing_but_tls(stack: Object) -> None:
     before = json.loads(resolved.stdout)["services"]
     for name, service in stack["services"].items():
         service.pop("volumes", None)
-        service["environment"] = {
-            key: value for key, value in (service.get("environment") or {}).items() if "__TLS__" not in key
-        }
         plain = {key: value for key, value in before[name].items() if key != "volumes"}
-        assert service == plain | {"environment": plain.get("environment") or {}}, name
+        for variables in (service, plain):
+            given = (variables.get("environment") or {}).items()
+            variables["environment"] = {
+                key: value.replace("rediss://", "redis://") for key, value in given if "TLS_" not in key
+            }
+        assert service == plain, name
+
+
+def test_redis_speaks_tls_alone_and_its_clients_do(stack: Object) -> None:
+    """`test_redis_server.py` starts it so."""
+    redis, exporter = stack["services"]["redis"], stack["services"]["exporter"]
+    for name, service, keys in (
+        ("redis", redis, ("TLS_CERT", "TLS_KEY", "TLS_CA")),
+        (
+            "exporter",
+            exporter,
+            EXPORTER_FILES,
+        ),
+    ):
+        files = [service["environment"][key] for key in keys]
+        assert files == [f"/etc/forage/tls/{file}" for file in (f"{name}.pem", f"{name}.key", "ca.pem")]
+        [mount] = [one for one in service["volumes"] if one["target"] == "/etc/forage/tls"]
+        assert Path(mount["source"]) == SECRETS / name
+        assert name in read_holders()
+    assert "TLS_AUTH_CLIENTS" not in redis["environment"], "start.sh wants certificates unless it is no"
+    assert exporter["environment"]["REDIS_ADDR"] == "rediss://redis:6379"
+    for name, service in stack["services"].items():
+        if find_image_service(service) is not None and name != "world":
+            assert service["environment"]["FORAGE__REDIS__URL"] == "rediss://redis:6379/0", name
 
 
 def test_prometheus_reads_the_configuration_with_its_certificate(stack: Object, tmp_path: Path) -> None:

@@ -1,26 +1,19 @@
-"""Parts of the chart in operation: fetch, Redis with its arguments, secrets after an upgrade, dashboards and rules."""
+"""Parts of the chart in operation: fetch, secrets after an upgrade, dashboards and rules."""
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
-import os
 import re
 import shutil
-import signal
 import subprocess
 import tarfile
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import httpx
 import pytest
-import redis
 import yaml
 from deployment_tools import HELMS, REPOSITORY, find_helm
 from helm_chart import (
@@ -32,14 +25,9 @@ from helm_chart import (
     list_pods,
     parse_objects,
     render,
-    render_values,
 )
 
-from forage_common.errors import SettingsError, UnavailableError
-from forage_common.settings import RedisSettings, load_settings
-from forage_common.streams.client import StreamClient
-from forage_common.streams.durability import check_durability
-from forage_common.v1.trajectory_pb2 import Prompt
+from forage_common.settings import load_settings
 
 FETCH = CHART / "files/fetch.py"
 
@@ -124,136 +112,6 @@ def test_fetch_refuses_an_archive_with_a_path_outside_its_folder(
     ended = fetch(f"wiki={(tmp_path / 'bad.tar').as_uri()}")
     assert ended.returncode == 1
     assert not (tmp_path / "data/escaped").exists()
-
-
-@pytest.fixture
-def start_redis(tmp_path: Path, free_address: Callable[[], str]) -> Callable[[], AbstractContextManager[str]]:
-    """Starts the server as its container does, with Debian's Redis; yields the URL."""
-    if not (shutil.which("redis-server") and shutil.which("redis-cli")):
-        pytest.skip("needs redis-server and redis-cli: apt-get install redis-server as root")
-    objects = render("defaults")
-    [(_, pod)] = list_pods(find_object(objects, "StatefulSet", "redis"))
-    [(container, _)] = list_containers(pod["spec"])
-    folder, port = tmp_path / "etc", free_address().rpartition(":")[2]
-    folder.mkdir()
-    for name, content in find_object(objects, "ConfigMap", "redis-start")["data"].items():
-        # The container's /tmp is its own.
-        (folder / name).write_text(content.replace("/tmp/users.acl", str(tmp_path / "users.acl")))
-    passwords = tmp_path / "passwords"
-    passwords.mkdir()
-    for name, value in find_object(objects, "Secret", "redis")["data"].items():
-        (passwords / name).write_bytes(base64.b64decode(value))
-    assert container["command"] == ["sh", "/etc/forage/redis/start.sh"]
-    arguments = [str(tmp_path) if value == "/data" else value for value in container["args"]]
-    command = ["sh", str(folder / "start.sh"), *arguments, "--port", port, "--bind", "127.0.0.1"]
-    # redis-cli finds the port in this variable alone, and the image's default is the container's.
-    (folder / "cli.sh").write_text((folder / "cli.sh").read_text().replace("redis-cli ", f"redis-cli -p {port} "))
-
-    @contextmanager
-    def start() -> Iterator[str]:
-        environ = {**os.environ, "PASSWORDS": str(passwords), "RELOAD_S": "0.1"}
-        with subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, start_new_session=True) as server:
-            try:
-                yield f"redis://127.0.0.1:{port}/0"
-            finally:
-                os.killpg(server.pid, signal.SIGKILL)  # the loop that reads passwords again too
-
-    return start
-
-
-def open_as(role: str, url: str, tmp_path: Path) -> StreamClient:
-    """A client of a service, once the functions are there."""
-    file = tmp_path / "passwords" / f"forage-{role}"
-    settings = RedisSettings(url=url, username=f"forage-{role}", password_file=file, timeout_s=1)
-    client, deadline = StreamClient(settings, "demo", patience_s=20), time.monotonic() + 20
-    while True:
-        try:
-            client.read_replicas()
-            return client
-        except UnavailableError:
-            assert time.monotonic() < deadline, "no functions"
-            time.sleep(0.05)
-
-
-def test_redis_as_its_container_starts_it_is_durable_and_has_a_user_for_each_program(
-    start_redis: Callable[[], AbstractContextManager[str]], tmp_path: Path
-) -> None:
-    for start in range(2):  # data survives a kill
-        with start_redis() as url:
-            trainer = open_as("trainer", url, tmp_path)
-            assert check_durability(trainer, RedisSettings(url=url)) == []
-            if start == 0:
-                trainer.create_groups()
-                trainer.acquire_epoch()
-                assert trainer.issue(Prompt(group_uid="uid", batch=1))
-                with pytest.raises(SettingsError, match="refuses this client"):
-                    StreamClient(RedisSettings(url=url), "demo", patience_s=1).ping()
-                with pytest.raises(SettingsError, match="refuses this client"):
-                    open_as("rollout", url, tmp_path).acquire_epoch()
-            assert [issue.group_uid for issue in trainer.read_issued()] == ["uid"]
-
-
-def test_a_secret_that_changes_is_read_while_redis_runs(
-    start_redis: Callable[[], AbstractContextManager[str]], tmp_path: Path
-) -> None:
-    with start_redis() as url:
-        trainer = open_as("trainer", url, tmp_path)
-        file = tmp_path / "passwords/forage-trainer"
-        old = file.read_text().strip()
-
-        def may(password: str) -> bool:
-            try:
-                return bool(redis.Redis.from_url(url, username="forage-trainer", password=password).ping())
-            except redis.ConnectionError:  # refused, or closed while the server reads its users again
-                return False
-
-        for text, valid in ((f"{old}\nnew\n", {old, "new"}), ("new\n", {"new"})):
-            file.write_text(text)
-            deadline = time.monotonic() + 10
-            while {password for password in (old, "new") if may(password)} != valid:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            assert trainer.count_backlog(trainer.prompts) == 0
-
-
-def find_exporter() -> str:
-    """Debian's redis_exporter."""
-    found = shutil.which("prometheus-redis-exporter")
-    if not found:
-        pytest.skip("needs redis_exporter: apt-get install prometheus-redis-exporter as root")
-    return found
-
-
-def test_the_exporter_measures_what_alerts_need_with_its_own_user(
-    start_redis: Callable[[], AbstractContextManager[str]], tmp_path: Path, free_address: Callable[[], str]
-) -> None:
-    objects = render_values({"redis": {"exporter": {"enabled": True}}})
-    [(_, pod)] = list_pods(find_object(objects, "StatefulSet", "redis"))
-    arguments = next(one for one, _ in list_containers(pod["spec"]) if one["name"] == "exporter")["args"]
-    with start_redis() as url:
-        trainer = open_as("trainer", url, tmp_path)
-        trainer.create_groups()
-        trainer.acquire_epoch()
-        trainer.issue(Prompt(group_uid="uid", batch=1))
-        address = free_address()
-        own = [argument.replace("redis://localhost:6379", url) for argument in arguments]
-        password = (tmp_path / "passwords/forage-exporter").read_text().strip()
-        environ = {**os.environ, "REDIS_USER": "forage-exporter", "REDIS_PASSWORD": password}
-        command = [find_exporter(), *own, f"--web.listen-address={address}"]
-        with subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL) as exporter:
-            try:
-                text, deadline = "", time.monotonic() + 10
-                while "redis_up 1" not in text:
-                    assert time.monotonic() < deadline, text[-2000:]
-                    with contextlib.suppress(httpx.TransportError):
-                        text = httpx.get(f"http://{address}/metrics", trust_env=False).text
-                    time.sleep(0.05)
-            finally:
-                exporter.kill()
-    for name in ("memory_used_bytes", "memory_max_bytes", "aof_enabled", "aof_last_write_status"):
-        assert f"redis_{name} " in text
-    assert 'redis_stream_length{db="db0",stream="forage:{demo}:prompts"} 1' in text
-    assert 'redis_stream_group_consumers{db="db0",group="forage",stream="forage:{demo}:prompts"}' in text
 
 
 class _ApiServer(BaseHTTPRequestHandler):

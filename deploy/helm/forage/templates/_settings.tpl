@@ -61,7 +61,7 @@ data: {train_files: [/data/world/train.parquet], val_files: [/data/world/test.pa
 {{/* Without a password: each part has a user of its own, whose password is in a file. */}}
 {{- define "forage.redis.url" -}}
 {{- if .Values.redis.enabled -}}
-redis://{{ include "forage.part" (dict "root" . "component" "redis") }}:6379/0
+{{ ternary "rediss" "redis" .Values.tls.enabled }}://{{ include "forage.part" (dict "root" . "component" "redis") }}:6379/0
 {{- else -}}
 {{ default "redis://none:6379/0" .Values.redis.external.url }}
 {{- end }}
