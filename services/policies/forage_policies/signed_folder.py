@@ -7,6 +7,7 @@ itself, as `forage eval` does, reads configuration, tokenizer and chat template,
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,13 +58,18 @@ def verify_published(folder: Path, whole: Path, security: SecuritySettings) -> s
         DataError: it must not be loaded: a file is altered, missing or added, or it is not signed as it must be.
         SettingsError: a key file is wrong.
     """
-    folder = strip_whole(folder.resolve())
-    if security.verify_key_file is None or folder.parent.name != "policies" or not _VERSION.fullmatch(folder.name):
+    # By the name that was given first: a link in a run does not make a run's policy one of the user's own.
+    named = (Path(os.path.abspath(folder)), folder.resolve())
+    found = next((strip_whole(one) for one in named if _is_published(strip_whole(one))), None)
+    if security.verify_key_file is None or found is None:
         return ""
-    signatures = RunSignatures.verifying(security, folder.parents[1].name)
+    folder = found
+    signatures = RunSignatures.verifying(security, folder.parents[1].resolve().name)
     try:
         key = _verify_folder(folder, signatures)
         policy = describe_folder(folder)
+        if policy is None and whole.resolve() != folder.resolve():
+            raise SignatureError(f"it is no delta, and {whole} is not what it holds")
         if policy is not None and key:
             base = folder.with_name(name_folder(policy.parts[0].uri))
             _verify_folder(base, signatures)
@@ -71,6 +77,10 @@ def verify_published(folder: Path, whole: Path, security: SecuritySettings) -> s
     except (SignatureError, PolicyError, OSError) as error:
         raise DataError(f"{folder} is refused: {error}") from None
     return key
+
+
+def _is_published(folder: Path) -> bool:
+    return folder.parent.name == "policies" and _VERSION.fullmatch(folder.name) is not None
 
 
 def _verify_folder(folder: Path, signatures: RunSignatures) -> str:

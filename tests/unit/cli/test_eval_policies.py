@@ -62,6 +62,12 @@ def test_a_runs_versions_are_found(run: Path, version: str, folder: str, label: 
     assert resolve_policy(f"after={run}@{version}").label == "after"
 
 
+def test_a_folder_with_digits_of_another_script_is_no_version(run: Path) -> None:
+    newest = resolve_policy(f"{run}@latest").folder
+    shutil.copytree(run / "policies" / str(newest and newest.name), run / "policies/v９９-e9")
+    assert resolve_policy(f"{run}@latest").folder == newest
+
+
 def test_a_missing_version_of_a_run_names_the_export_command(run: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"policy 4 \(available versions: 3, 10, 11\).*forage trainer export"):
         resolve_policy(f"{run}@4")

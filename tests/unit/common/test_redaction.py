@@ -29,6 +29,10 @@ SECRET = "S3cr3t"
         (f"https://a.blob/x?sv=1&sig={SECRET}%3D&se=2", "https://a.blob/x?sv=1&sig=***&se=2"),
         (f"https://h/x?to%6ben={SECRET}", "https://h/x?to%6ben=***"),
         (f"https://h/x#access_token={SECRET}", "https://h/x#access_token=***"),
+        (f"s3://AKIA:{SECRET}/a+b/c@bucket/x", "s3://***@bucket/x"),
+        (f"http://u:{SECRET}?#/@host/path", "http://***@host/path"),
+        ("http://h:8080/a@b?c=d", "http://h:8080/a@b?c=d"),
+        ("http://[::1]:80/a@b", "http://[::1]:80/a@b"),
         ("https://h/a@b/c?page=2", "https://h/a@b/c?page=2"),
         ("unix:///tmp/redis.sock", "unix:///tmp/redis.sock"),
         ("s3://bucket/runs", "s3://bucket/runs"),
@@ -49,6 +53,27 @@ def test_texts_lose_the_credentials_of_every_url_and_header() -> None:
         'no answer from "https://***@h/a?key=***" or redis://***@h:1, mail me@example.org; '
         "Authorization: Bearer *** {'authorization': 'Basic ***', 'x': 1}"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"no answer from redis://:{SECRET}\"a'b`c<d@h:1 now", "no answer from redis://***@h:1 now"),
+        (f"{{'url': 'https://u:{SECRET}'x@h/y'}}", "{'url': 'https://***@h/y'}"),
+        ('{"a":"redis://h:1","b":"me@example.org"}', '{"a":"redis://h:1","b":"me@example.org"}'),
+        ("<https://h/a> <me@example.org>", "<https://h/a> <me@example.org>"),
+        (
+            f"[(b'authorization', b'Bearer {SECRET}'), (b'a', b'b')]",
+            "[(b'authorization', b'Bearer ***'), (b'a', b'b')]",
+        ),
+        (f"{{'authorization': ['Bearer {SECRET}']}}", "{'authorization': ['Bearer ***']}"),
+        (f"Authorization: Token {SECRET}", "Authorization: Token ***"),
+        (f"x-api-key: {SECRET}", "x-api-key: ***"),
+    ],
+)
+def test_a_text_loses_credentials_however_they_are_quoted(text: str, expected: str) -> None:
+    assert redact_text(text) == expected
+    assert redact_text(expected) == expected
 
 
 def test_settings_lose_credentials_wherever_they_stand_and_can_be_read_again() -> None:
@@ -81,6 +106,9 @@ def test_values_are_hidden_by_their_name_and_files_are_not() -> None:
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("piece", ["a", "redis://", "http://", "?a", "authorization:", "a@", "://", "?key="])
+@pytest.mark.parametrize(
+    "piece",
+    ["a", "redis://", "http://", "?a", "authorization:", "a@", "://", "?key=", "http://'a", "http://a:", "x://a'b"],
+)
 def test_long_texts_take_time_in_proportion(piece: str) -> None:
     redact_text(piece * (200_000 // len(piece)))

@@ -147,3 +147,37 @@ def test_unsigned_policies_are_refused_only_where_signatures_are_required(run: R
         run.verify(2)
     own = shutil.copytree(run.policies / "v1-e1", tmp_path / "my-model")
     assert verify_published(own, own, run.security) == ""  # of no run: the user has named it
+
+
+def test_a_link_in_a_run_is_verified_as_what_it_is_called(run: Run, tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    shutil.copytree(run.policies / "v1-e1", foreign)
+    (foreign / SIGNED).unlink()
+    (run.policies / "v7-e1").symlink_to(foreign)
+    with pytest.raises(DataError, match=r"is not signed"):
+        run.verify(7)
+    other = Run(tmp_path / "others", "other")
+    (run.policies / "v8-e1").symlink_to(other.policies / "v1-e1")
+    with pytest.raises(DataError, match=r"is refused"):
+        run.verify(8)
+    shutil.rmtree(run.policies)
+    (tmp_path / "parts").mkdir()
+    shutil.copytree(foreign, tmp_path / "parts/v9-e1")
+    run.policies.symlink_to(tmp_path / "parts")
+    with pytest.raises(DataError, match=r"is not signed"):
+        run.verify(9)
+
+
+def test_links_to_a_run_and_to_its_policies_are_followed(run: Run, tmp_path: Path) -> None:
+    key = make_signatures(tmp_path / "keys").key_id
+    (tmp_path / "latest").symlink_to(tmp_path / "run")
+    (tmp_path / "mine").symlink_to(run.policies / "v1-e1")
+    for folder in (tmp_path / "latest/policies/v1-e1", tmp_path / "mine"):
+        assert verify_published(folder, folder, run.security) == key
+
+
+def test_a_whole_folder_beside_a_version_that_is_no_delta_is_refused(run: Run) -> None:
+    whole = run.policies / "whole-v1-e1"
+    shutil.copytree(run.policies / "v1-e1", whole)
+    with pytest.raises(DataError, match=r"it is no delta"):
+        verify_published(whole, whole, run.security)

@@ -22,7 +22,7 @@ RUNNING = "running"
 _NAMED = re.compile(r"([\w.@-]+)=(.+)")
 _UNNAMEABLE = re.compile(r"[^\w.@-]")
 _VERSION = re.compile(r"(.+)@(latest|best|\d+)")
-_FOLDER = re.compile(r"v(\d+)-e(\d+)")
+_FOLDER = re.compile(r"v(\d+)-e(\d+)", re.ASCII)
 _FORMS = "a model folder, RUN@latest, RUN@best, RUN@<version>, http(s)://…/v1, or 'running'"
 _TEXTS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _INCIDENTAL = ("transformers_version", "_name_or_path")

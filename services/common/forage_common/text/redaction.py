@@ -8,15 +8,20 @@ from urllib.parse import unquote
 
 HIDDEN = "***"
 
-# In a URL of Redis everything before the last @ is the login, even where a password with / or # was not encoded.
-# The bounds keep long texts cheap.
+# In a URL of Redis everything before the last @ is the login, even where a password with / or # was not encoded. In
+# others such a password follows a colon, and does not look like a port. The bounds keep long texts cheap.
 _LOGIN = re.compile(
-    r"((?:redis|valkey)[a-z+]{0,20}://)\S{0,4096}@|([a-z][a-z0-9+.-]{0,20}://)[^\s/?#]{0,4096}@", re.IGNORECASE
+    r"((?:redis|valkey)[a-z+]{0,20}://)\S{0,4096}@|([a-z][a-z0-9+.-]{0,20}://)"
+    r"(?:[^\s/?#]{0,4096}|[^\s/?#@:\[]{0,256}:(?!\d{1,5}(?:[/?#]|$)|//)\S{0,256})@",
+    re.IGNORECASE,
 )
 _PARAMETER = re.compile(r"([?&;#])([^\s=&;#?]+)=([^\s&;#]*)")
-_URL = re.compile(r"[a-z][a-z0-9+.-]{0,20}://[^\s<>\"'`]+", re.IGNORECASE)
+# A quotation mark ends it, unless it is one of a password: what follows leads to an @.
+_URL = re.compile(r"[a-z][a-z0-9+.-]{0,20}://(?:[^\s<>\"'`]|[<>\"'`](?=[^\s,:;)}\]<>\"'`]\S{0,256}@))+", re.IGNORECASE)
 _HEADER = re.compile(
-    r"\b((?:proxy-)?authorization\b[\"']?\s*[:=,]\s*[\"']?(?:(?:bearer|basic)\s+)?)[^\s\"',]+", re.IGNORECASE
+    r"\b((?:(?:proxy-)?authorization|(?:x-(?:goog-)?)?api-key)\b[\"']?\s*[:=,]\s*[\[(]?(?:b(?=[\"']))?[\"']?"
+    r"(?:(?:bearer|basic|token|apikey|digest|negotiate)\s+)?)[^\s\"',]+",
+    re.IGNORECASE,
 )
 
 _SECRET_PARAMETER = re.compile(

@@ -25,7 +25,7 @@ from forage_policies.storage import (
 from forage_trainer.files import remove_folder, remove_leftovers
 from forage_trainer.waiting import StorageRetry
 
-_NAME = re.compile(r"v(\d+)-e(\d+)")
+_NAME = re.compile(r"v(\d+)-e(\d+)", re.ASCII)
 
 
 class PolicyStore:
