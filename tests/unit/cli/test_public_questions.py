@@ -156,6 +156,7 @@ def test_the_command_takes_files_by_split(tmp_path: Path) -> None:
 def test_a_download_does_not_leave_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_hostile_server() as hub, open_hostile_server() as elsewhere:
         monkeypatch.setenv("HF_ENDPOINT", f"http://{hub.address}")
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
         hub.serve = redirect_to(f"http://localhost:{elsewhere.address.rpartition(':')[2]}/")
         with pytest.raises(DataError, match=r"it leads to http://localhost, which is not the hub's"):
             fetch_collection("bamboogle", tmp_path)
