@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import subprocess
 import time
@@ -62,14 +63,19 @@ class Prometheus:
             assert time.monotonic() < deadline, (folder / "prometheus.log").read_text()
             time.sleep(0.1)
 
-    def scrape(self, targets: Mapping[str, str], redis: str = "") -> None:
-        """Start to scrape these addresses, by job, and Redis at an address if its exporter is installed."""
+    def scrape(self, targets: Mapping[str, str], redis: str = "", password: Path | None = None) -> None:
+        """Start to scrape these addresses, by job, and Redis at an address if its exporter is installed.
+
+        Args:
+            password: file with that of the exporter's user, which has the name of the file.
+        """
         self.has_targets = True
         addresses = dict(targets)
         if redis and (binary := shutil.which(EXPORTER)):
             addresses["redis"] = self._free_address()
             arguments = (f"-redis.addr=redis://{redis}", f"-web.listen-address={addresses['redis']}")
-            self._processes.append(self._start(binary, *arguments))
+            login = {"REDIS_USER": password.name, "REDIS_PASSWORD": password.read_text().strip()} if password else {}
+            self._processes.append(self._start(binary, *arguments, environ=login))
         self._targets.write_text(
             json.dumps([{"targets": [at], "labels": {"job": job}} for job, at in addresses.items()])
         )
@@ -98,8 +104,8 @@ class Prometheus:
             process.wait(30)
         self._log.close()
 
-    def _start(self, *command: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(command, stdout=self._log, stderr=self._log)
+    def _start(self, *command: str, environ: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, stdout=self._log, stderr=self._log, env={**os.environ, **(environ or {})})
 
     def _is_ready(self) -> bool:
         assert self._processes[0].poll() is None, Path(self._log.name).read_text()

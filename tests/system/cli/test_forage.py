@@ -24,6 +24,7 @@ from forage_records.trajectory_file import read_trajectories
 pytest_plugins = ["browser_fixtures"]
 pytestmark = [pytest.mark.timeout(900)]
 STEPS = 8
+EXPORTERS_PASSWORD = "redis/passwords/forage-exporter"
 CLOSING = re.compile("</search>|</answer>")
 FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()"]
 
@@ -75,7 +76,8 @@ def test_an_interrupted_demo_resumes_answers_questions_and_is_evaluated(
     demo = small_demo(STEPS, *traced, f"trainer.rollout_data_freq={STEPS}")
     demo.start("--seed", "1", "--base-port", str(demo.base_port))
     if prometheus is not None:
-        prometheus.scrape(demo.metrics, redis=f"127.0.0.1:{demo.base_port}")
+        demo.wait_for(lambda: (demo.run / EXPORTERS_PASSWORD).is_file(), 100)
+        prometheus.scrape(demo.metrics, f"127.0.0.1:{demo.base_port}", demo.run / EXPORTERS_PASSWORD)
     demo.wait_for(lambda: demo.steps >= 3, 400)
     demo.interrupt()
     assert demo.finish(60) == 130

@@ -68,7 +68,7 @@ def _check_http(settings: Settings) -> None:
         assert known.post(f"{retriever}/retrieve", json=body).status_code == 401
         assert other.post(f"{retriever}/retrieve", json=body, headers=allowed).status_code == 403
         assert other.get(f"{retriever}/healthz").status_code == 200
-        metrics = f"https://{settings.trainer.health_address}/metrics"
+        metrics = f"https://{settings.reward.health_address}/metrics"
         assert (known.get(metrics).status_code, other.get(metrics).status_code) == (200, 403)
 
 

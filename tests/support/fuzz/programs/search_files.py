@@ -49,12 +49,15 @@ def make_readers(folder: Path) -> dict[str, Callable[[Path, str], Any]]:
     def read_index(file: Path, name: str) -> None:
         target = files[int(name.partition(".")[0])]
         kept = {one: one.read_bytes() for one in {target, index / "manifest.json"}}
+        # As another file of that name: what an earlier search has mapped into memory must not become shorter.
+        target.unlink()
         try:
             shutil.copyfile(file, target)
             loaded = load_index(Path("none"), settings, lambda what: None)
             loaded.searcher.search(["Oslo"], 3)
         finally:
             for one, content in kept.items():
+                one.unlink(missing_ok=True)
                 one.write_bytes(content)
 
     return {"corpus": read_corpus, "index": read_index}
