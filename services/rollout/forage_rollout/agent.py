@@ -213,7 +213,8 @@ class Agent:
             limit = "rollout.trajectory_timeout_s" if timeout_s == self._timeout_s else "the prompt's timeout_s"
             detail = f"not finished within {limit} = {timeout_s:g} s"
         except (UnavailableError, RefusedError, MalformedReplyError, EnvironmentFailedError) as error:
-            status, detail = _find_status(error), str(error)
+            # A lone surrogate, which an environment may quote, is in no message.
+            status, detail = _find_status(error), str(error).encode(errors="replace").decode()
             if builder.turns and not builder.last_observation:  # else the last action was answered
                 builder.turns[-1].retrieval_status = status
         finally:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -15,14 +17,17 @@ from breakout_targets import CODE, Targets, open_targets
 
 from forage_common.errors import SettingsError
 from forage_common.isolation import support
+from forage_common.isolation.child import remove_folder
 from forage_common.isolation.support import Support, find_support
 from forage_common.settings import RewardRoute, UserReward
 from forage_common.settings.security import Sandbox
 from forage_common.telemetry.health import Health
 from forage_common.v1 import reward_pb2, trajectory_pb2
+from forage_reward.isolation.user_code import ContractError, check_score
 from forage_reward.isolation.user_rewards import UserRewards
 from forage_reward.registry import REWARDS
 from forage_reward.router import RewardRouter
+from forage_reward.score import Component, sum_components
 
 OK, INTERNAL, TIMEOUT = trajectory_pb2.STATUS_OK, trajectory_pb2.STATUS_INTERNAL, trajectory_pb2.STATUS_TIMEOUT
 OWN = """
@@ -63,6 +68,9 @@ def fill_disk():
     time.sleep(60)
 
 
+kept = []
+
+
 def find_own_socket():
     for number in range(3, 256):
         with contextlib.suppress(OSError):
@@ -99,6 +107,36 @@ def score(view, truth, params):
         time.sleep(60)
     if order == "disk":
         fill_disk()
+    if order == "name":  # of its process, which is no text
+        ctypes.CDLL(None).prctl(15, b"\\xff\\xfe")
+        return 1.0
+    if order == "dig":
+        os.chdir(os.environ["TMPDIR"])
+        for _ in range(3000):  # deeper than Python's recursion, and longer than a path may be
+            os.mkdir("a")
+            os.chdir("a")
+        os._exit(3)
+    if order == "dig_and_stay":
+        os.chdir(os.environ["TMPDIR"])
+        for _ in range(3000):
+            os.mkdir("a")
+            os.chdir("a")
+        time.sleep(60)
+    if order == "unlinked":
+        for index in range(8):
+            file = open(f"{os.environ['TMPDIR']}/{index}", "wb")
+            os.unlink(file.name)
+            kept.append(file)
+            for _ in range(100):
+                file.write(bytes(1 << 20))
+        time.sleep(60)
+    if order == "forge_nan":
+        from forage_common.v1 import trajectory_pb2
+
+        score = trajectory_pb2.Score(status=trajectory_pb2.STATUS_OK, reward="mine", total=float("nan"))
+        frame = score.SerializeToString()
+        find_own_socket().sendall(len(frame).to_bytes(4, "little") + frame)
+        time.sleep(60)
     if order == "signal":
         os.kill(os.getpid(), 36)
     if order == "stop":
@@ -229,6 +267,10 @@ def test_the_trajectory_names_the_setting_that_would_open_it(confined: Score, at
         ("disk", INTERNAL, "its temporary folder has"),
         ("signal", INTERNAL, "was killed by signal 36"),
         ("forge", INTERNAL, "it answered with what is no score"),
+        ("forge_nan", INTERNAL, "it answered with what is no score"),
+        ("dig", INTERNAL, "ended with exit code 3"),
+        ("dig_and_stay", INTERNAL, "its temporary folder has a part that cannot be looked at (File name too long)"),
+        ("unlinked", INTERNAL, "its temporary folder has"),
         ("huge", INTERNAL, "gave an answer of 4294967295 bytes"),
         ("lock", INTERNAL, "ended with exit code 3"),
     ],
@@ -264,6 +306,56 @@ def test_a_thread_that_works_unasked_ends_its_process(
     assert child.describe_end() == "was stopped: it works while it is not asked to"
     assert score("fine").status == OK, "no trajectory suffers from that"
     user.close()
+
+
+@needs_isolation
+def test_no_name_of_a_process_hides_it_or_others_from_the_watch(code: Path, targets: Targets) -> None:
+    user, score = open_scorer(code, targets, "require")
+    assert score("name").status == OK
+    time.sleep(1)  # two looks
+    assert score("disk").detail.startswith("was stopped: its temporary folder has")
+    user.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"total": math.nan},
+        {"components": (Component("a", math.inf, 0.0),)},
+        {"components": (Component("a", 0.0, -math.inf),)},
+        {"components": (Component("a" * 101, 0.0, 0.0),)},
+        {"components": (Component("", 0.0, 0.0),)},
+        {"components": (Component("a", 0.0, 0.0),) * 65},
+        {"reward": "em"},
+        {"detail": "a" * 100_000},
+    ],
+)
+def test_a_score_that_no_reward_returns_is_none(change: dict[str, Any]) -> None:
+    score = sum_components("mine", (Component("a", 1.0, 1.0),), "fine")
+    check_score("mine", score)
+    with pytest.raises(ContractError):
+        check_score("mine", score._replace(**change))
+
+
+def test_a_deep_temporary_folder_is_removed(tmp_path: Path) -> None:
+    deep = tmp_path / "deep"
+    deep.mkdir()
+    (deep / "0").write_text("a file with the name of a folder that is moved up")
+    here = os.open(deep, os.O_RDONLY)
+    for number in range(3000):
+        os.mkdir("a", dir_fd=here)
+        inner = os.open("a", os.O_RDONLY, dir_fd=here)
+        os.symlink(tmp_path, "link", dir_fd=inner)
+        if number % 100 == 0:
+            os.fchmod(here, 0o500)
+        os.close(here)
+        here = inner
+    os.close(here)
+    kept = tmp_path / "kept"
+    kept.write_text("x")
+    remove_folder(deep)
+    assert not deep.exists()
+    assert kept.exists()
 
 
 @needs_isolation

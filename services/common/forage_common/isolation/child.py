@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import count
 from pathlib import Path
 
 from forage_common.errors import ForageError, UserError
@@ -34,6 +35,7 @@ _ORPHAN_CHECK_S = 1.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 START_TIMEOUT_S = 60.0
 _FOLDER = "forage-user-"
+_LONGEST_PROBLEM = 10_000
 MAX_ANSWER_BYTES = 64 * 2**20
 """Of a confined child: code that is not trusted must not fill the memory of its parent."""
 
@@ -162,8 +164,8 @@ class Child:
         """
         try:
             # Not limited by a caller's deadline: with short deadlines no child would ever become ready.
-            if problem := self.receive(START_TIMEOUT_S).decode():
-                raise UserError(problem)
+            if problem := self.receive(START_TIMEOUT_S):
+                raise UserError(problem.decode(errors="replace")[:_LONGEST_PROBLEM])
         except (ChildError, UserError):
             self.kill()
             raise
@@ -302,7 +304,7 @@ def sweep_folders() -> None:
     """Remove, once, the temporary folders of children whose parents were killed and could not."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
         owner = folder.name.removeprefix(_FOLDER).partition("-")[0]
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, OverflowError):
             if folder.lstat().st_uid == os.getuid() and not folder.is_symlink() and not _is_running(int(owner)):
                 remove_folder(folder)
 
@@ -318,13 +320,41 @@ def _is_running(pid: int) -> bool:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder, also where its owner has made parts of it unreadable. Nothing may work in it any more."""
-    for parent, folders, _ in os.walk(folder):
-        for name in folders:
+    """Remove a folder, however deep, also where its owner has made parts unreadable. Nothing may work in it any more.
+
+    Deep folders are moved up before they are emptied: a path has a longest length, and Python's own functions a depth.
+    """
+    root, free = os.fspath(folder), count()
+    todo = [root]
+    while todo:
+        parent = todo.pop()
+        with contextlib.suppress(OSError):
+            os.chmod(parent, 0o700)
+        for name, is_folder in _list_entries(parent):
+            path = os.path.join(parent, name)
             with contextlib.suppress(OSError):
-                if not os.path.islink(os.path.join(parent, name)):
-                    os.chmod(os.path.join(parent, name), 0o700)
-    shutil.rmtree(folder, ignore_errors=True)
+                if not is_folder:
+                    os.unlink(path)
+                    continue
+                if parent != root:
+                    os.chmod(path, 0o700)
+                    target = next(new for n in free if not os.path.lexists(new := os.path.join(root, str(n))))
+                    os.rename(path, target)
+                    path = target
+                todo.append(path)
+        with contextlib.suppress(OSError):
+            os.rmdir(parent)  # the root is not empty yet
+    with contextlib.suppress(OSError):
+        os.rmdir(root)
+
+
+def _list_entries(folder: str) -> list[tuple[str, bool]]:
+    """Names in a folder, and whether they are folders; none where it cannot be read."""
+    try:
+        with os.scandir(folder) as entries:
+            return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    except OSError:
+        return []
 
 
 def _exit_with_parent(parent: int) -> None:

@@ -31,6 +31,8 @@ class Output:
         with open(self._descriptor, "rb", buffering=0) as pipe:
             while part := pipe.read(65536):
                 *lines, rest = (rest + self._admit(part)).split(b"\n")
+                if len(rest) > LIMIT_BYTES:  # a line without end
+                    lines, rest = [*lines, rest], b""
                 for line in lines:
                     self._print(line)
         if rest:

@@ -30,9 +30,11 @@ _FILTER_MODE = 2
 
 _AF_INET, _AF_INET6, _AF_NETLINK, _AF_UNIX = 2, 10, 16, 1
 _SOCK_STREAM, _SOCK_RAW, _SOCK_TYPE = 1, 3, 0xF
-_CLONE_THREAD, _CLONE_NEW = 0x00010000, 0x7E020080
+_CLONE_THREAD, _CLONE_PARENT, _CLONE_NEW = 0x00010000, 0x00008000, 0x7E020080
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
 _FIOSETOWN, _SIOCSPGRP, _TIOCSTI, _TIOCLINUX = 0x8901, 0x8902, 0x5412, 0x541C
+# They change files that are open for reading: attributes as of chattr, and for good with verity.
+_SETFLAGS, _SETFLAGS_32, _SETXATTR, _ENABLE_VERITY = 0x40086602, 0x40046602, 0x401C5820, 0x40806685
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_PTRACER = 1, 4, 36, 0x59616D61
 _O_ACCMODE, _O_TRUNC = 0o3, 0o1000
 
@@ -56,6 +58,8 @@ _NEVER = (
     *("open_by_handle_at", "name_to_handle_at", "io_uring_setup", "io_uring_enter", "io_uring_register"),
     # memory that no limit counts
     *("memfd_create", "memfd_secret", "shmget", "shmat", "msgget", "semget", "mq_open", "mq_unlink"),
+    # other processes' queues, semaphores and segments, whose numbers can be guessed
+    *("shmctl", "msgctl", "msgsnd", "msgrcv", "semctl", "semop", "semtimedop"),
     # owners, modes and times of files, which Landlock does not look at
     *("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchown", "fchownat", "setxattr", "lsetxattr"),
     *("fsetxattr", "removexattr", "lremovexattr", "fremovexattr", "setxattrat", "removexattrat"),
@@ -166,7 +170,8 @@ def _build_program(network: bool, programs: bool) -> bytes:
     p.refuse_unless("socketpair", 1, (_SOCK_STREAM,), _SOCK_TYPE, error=NO_NETWORK)
     p.refuse("clone3", errno.ENOSYS)  # its flags are in memory; libc then calls clone
     if programs:
-        p.refuse_unless("clone", 0, (0,), _CLONE_NEW)
+        # A sibling would be a child of the service, which the watch does not count.
+        p.refuse_unless("clone", 0, (0,), _CLONE_NEW | _CLONE_PARENT)
     else:
         for name in _PROGRAMS:
             p.refuse(name)
@@ -178,6 +183,7 @@ def _build_program(network: bool, programs: bool) -> bytes:
     p.refuse_unless("sched_setaffinity", 0, (0,))
     p.refuse_when("fcntl", 1, (_F_SETOWN, _F_SETSIG, _F_SETOWN_EX))  # they would send signals to others
     p.refuse_when("ioctl", 1, (_FIOSETOWN, _SIOCSPGRP, _TIOCSTI, _TIOCLINUX))
+    p.refuse_when("ioctl", 1, (_SETFLAGS, _SETFLAGS_32, _SETXATTR, _ENABLE_VERITY))
     p.refuse_when("prctl", 0, (_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_PTRACER))
     # Before Linux 6.2 Landlock does not see that a file which is opened for reading is emptied.
     p.refuse_when("open", 1, (_O_TRUNC,), _O_TRUNC | _O_ACCMODE)

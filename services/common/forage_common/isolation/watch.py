@@ -3,8 +3,10 @@ any, threads, other processes' memory, and the size of the temporary folder."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
+import stat
 import threading
 import time
 import weakref
@@ -57,13 +59,21 @@ class Watched:
         if reason := self._find_excess():
             self._stop(reason)
 
+    def give_up(self, error: Exception) -> None:
+        """Stop it because it cannot be watched."""
+        self._stop(f"it cannot be watched ({type(error).__name__}: {error})")
+
     def _find_excess(self) -> str:
         tasks, cpu_s, memory_mib, processes = _measure_group(self._pid)
         if tasks > MAX_TASKS:
             return f"it has {tasks} threads and processes, allowed are {MAX_TASKS}"
         if processes > 1 and memory_mib > self._memory_mib:
             return f"its processes use {memory_mib:.0f} MiB, memory_mib is {self._memory_mib}"
-        files, size = _measure_folder(self._folder)
+        try:
+            files, size = _measure_folder(self._folder)
+        except OSError as error:
+            return f"its temporary folder has a part that cannot be looked at ({error.strerror})"
+        size += _measure_unlinked(self._pid)
         if size > TEMPORARY_MIB * 2**20 or files > MAX_FILES:
             return f"its temporary folder has {files} files of {size / 2**20:.0f} MiB, allowed are {TEMPORARY_MIB} MiB"
         with self._lock:
@@ -100,7 +110,10 @@ def _run() -> None:
         with _lock:
             everyone = list(_watched)
         for one in everyone:
-            one.look()
+            try:
+                one.look()
+            except Exception as error:  # noqa: BLE001 - what cannot be watched must not run, and the others go on
+                one.give_up(error)
 
 
 def _measure_group(pid: int) -> tuple[int, float, float, int]:
@@ -108,7 +121,8 @@ def _measure_group(pid: int) -> tuple[int, float, float, int]:
     tasks, ticks, pages, processes = 0, 0, 0, 0
     for name in _list_group(pid):
         try:
-            fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+            # Bytes: its name, which it gives itself, need not be a text.
+            fields = Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()
         except OSError:
             continue
         if int(fields[2]) == pid:
@@ -135,15 +149,37 @@ def _list_group(pid: int) -> list[str]:
 
 
 def _measure_folder(folder: Path) -> tuple[int, int]:
-    """Files, and bytes on disk, below a folder; stops counting where there are too many."""
+    """Files, and bytes on disk, below a folder; stops counting where there are too many.
+
+    Raises:
+        OSError: a part of it cannot be read: too deep, or closed by its owner.
+    """
     files, size = 0, 0
-    for parent, folders, names in os.walk(folder):
-        for name in (*folders, *names):
-            files += 1
-            try:
-                size += os.lstat(os.path.join(parent, name)).st_blocks * 512
-            except OSError:
-                continue
-        if files > MAX_FILES:
-            break
+    todo = [os.fspath(folder)]
+    while todo and files <= MAX_FILES:
+        try:
+            with os.scandir(todo.pop()) as entries:
+                for entry in entries:
+                    files += 1
+                    if files > MAX_FILES:
+                        break
+                    with contextlib.suppress(FileNotFoundError):
+                        size += entry.stat(follow_symlinks=False).st_blocks * 512
+                        if entry.is_dir(follow_symlinks=False):
+                            todo.append(entry.path)
+        except (FileNotFoundError, NotADirectoryError):  # it works while it is looked at
+            continue
     return files, size
+
+
+def _measure_unlinked(pid: int) -> int:
+    """Bytes on disk of the files that have no name any more, and that a process, or one that it started, has open."""
+    sizes: dict[tuple[int, int], int] = {}
+    for name in _list_group(pid):
+        with contextlib.suppress(OSError):
+            for descriptor in os.listdir(f"/proc/{name}/fd"):
+                with contextlib.suppress(OSError):
+                    found = os.stat(f"/proc/{name}/fd/{descriptor}")
+                    if not found.st_nlink and stat.S_ISREG(found.st_mode):
+                        sizes[found.st_dev, found.st_ino] = found.st_blocks * 512
+    return sum(sizes.values())

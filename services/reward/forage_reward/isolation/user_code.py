@@ -24,6 +24,7 @@ from forage_reward.trajectory import GroundTruth, TrajectoryView
 
 GROUP = "forage.rewards"
 MAX_COMPONENTS = 64
+MAX_DETAIL = 10_000
 UserFunction = Callable[[TrajectoryView, GroundTruth, Mapping[str, object]], object]
 
 
@@ -115,6 +116,20 @@ def read_components(result: object) -> tuple[Component, ...]:
         if not isinstance(key, str) or not 0 < len(key) <= 100:
             raise ContractError(f"returned a component called {key!r:.100}: names are strings of 1 to 100 characters")
     return tuple(Component(key, value, 0.0 if key.startswith("_") else value) for key, value in pairs)
+
+
+def check_score(name: str, score: Score) -> None:
+    """Check a score that came from a process of user code, which may have sent another than `call_user_function` makes.
+
+    Raises:
+        ContractError: it has.
+    """
+    numbers = [score.total, *(number for part in score.components for number in (part.raw, part.weighted))]
+    names = [part.name for part in score.components]
+    if score.reward != name or len(names) > MAX_COMPONENTS or len(score.detail) > MAX_DETAIL:
+        raise ContractError("its score is of another reward, or too long")
+    if not all(map(math.isfinite, numbers)) or not all(0 < len(one) <= 100 for one in names):
+        raise ContractError("its score has numbers or names that no reward may return")
 
 
 def _check_number(value: object, name: str) -> float:

@@ -23,6 +23,7 @@ from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import waiting
 from forage_common.v1 import reward_pb2, trajectory_pb2
 from forage_reward.deadline import limit_to_deadline
+from forage_reward.isolation.user_code import ContractError, check_score
 from forage_reward.isolation.user_process import OUT_OF_MEMORY
 from forage_reward.reward import AnyReward, Reward, RewardParams
 from forage_reward.score import Score, Status, withhold_score
@@ -84,7 +85,8 @@ class UserPool:
             return withhold_score(Status.INTERNAL, self._name, f"{detail}: its process is started again")
         try:
             score = from_proto(trajectory_pb2.Score.FromString(answer))
-        except DecodeError:  # it wrote to the connection itself
+            check_score(self._name, score)
+        except (DecodeError, ContractError):  # it wrote to the connection itself
             self._replace(child, "crash")
             return withhold_score(Status.INTERNAL, self._name, "it answered with what is no score: it is started again")
         self._idle.put(child)

@@ -37,6 +37,8 @@ from forage_rollout.environments.environment import Action, Budget, Observation
 Frame = dict[str, Any]
 SERVICE_ERRORS = {kind.__name__: kind for kind in (UnavailableError, RefusedError, MalformedReplyError)}
 """Errors that mean the same on both sides."""
+LONGEST_ERROR = 4000
+"""Characters of an error's message, and of its stack."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -86,7 +88,7 @@ def read_description(body: bytes) -> Description:
         texts = [str(value[name]) for name in ("name", "feedback")]
         lists = [tuple(map(str, _check(value[name], list))) for name in ("tags", "stops", "overrides")]
         return Description(texts[0], lists[0], texts[1], int(value["max_turns"]), lists[1], frozenset(lists[2]))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, OverflowError, KeyError, TypeError, RecursionError) as error:
         raise FrameError(f"a description that is none ({type(error).__name__})") from None
 
 
@@ -172,7 +174,16 @@ def pack_error(error: BaseException, stack: str = "", hint: str = "") -> Frame:
 def read_service_error(value: Any) -> Exception | None:
     """The error of a service that a reply tells of; None where it is one of the environment's own code."""
     kind = SERVICE_ERRORS.get(str(_check(value, dict).get("kind")))
-    return kind(str(value.get("text"))) if kind else None
+    return kind(_shorten(value.get("text"))) if kind else None
+
+
+def read_own_error(value: Frame) -> tuple[str, str]:
+    """Name and message of an error of the environment's own code, and its stack: texts that any message can hold."""
+    return f"{_shorten(value.get('name'))}: {_shorten(value.get('text'))}", _shorten(value.get("stack", ""))
+
+
+def _shorten(text: object) -> str:
+    return str(text)[:LONGEST_ERROR].encode(errors="replace").decode()
 
 
 def _pack(message: Document | Provenance) -> str:

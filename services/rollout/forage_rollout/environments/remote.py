@@ -22,6 +22,7 @@ from forage_common.isolation.support import build_confinement
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import waiting
+from forage_common.text.redaction import redact_url
 from forage_rollout.environments import frames
 from forage_rollout.environments.environment import (
     Action,
@@ -37,6 +38,8 @@ log = get_logger()
 MODULE = "forage_rollout.environments.process"
 MAX_SEARCHES = 1024
 """Searches of one environment at a time; more are no environment's need."""
+MAX_UNREAD_BYTES = 256 * 2**20
+"""Waiting for a process that does not read what it asked for; more would fill the agent's memory."""
 _PING_S = 1.0
 _CLOSE_S = 5.0
 _MAX_RETRY_S = 30.0
@@ -64,7 +67,9 @@ class RemoteEnvironment:
             update={
                 "environments": {source: self._route},
                 "auth_token_file": None,
-                "engine": rollout.engine.model_copy(update={"endpoint_token_file": None}),
+                "engine": rollout.engine.model_copy(
+                    update={"endpoint": redact_url(rollout.engine.endpoint), "endpoint_token_file": None}
+                ),
             }
         ).model_dump_json()
         self._base = Environment(rollout, retriever)
@@ -155,7 +160,7 @@ class RemoteEnvironment:
                 error = reply["error"]
                 if known := frames.read_service_error(error):
                     raise known
-                raise self._failed(f"{error.get('name')}: {error.get('text')}", str(error.get("stack", "")))
+                raise self._failed(*frames.read_own_error(error))
             return read(reply.get("value"))
         except frames.FrameError as error:
             self._restart(connection, "crash", f"sent {error}")
@@ -210,7 +215,7 @@ class RemoteEnvironment:
             try:
                 self._child = await asyncio.to_thread(self._start)
                 self._is_retired = False
-            except (ChildError, UserError, ValueError) as error:
+            except (ChildError, UserError, ValueError) as error:  # ValueError: what it says of itself is wrong
                 log.error("environment_cannot_start", environment=self._source, error=str(error), retry_s=delay_s)
                 with waiting("the next start of a process", on=f"environment {self._source}", limit_s=delay_s):
                     await asyncio.sleep(delay_s)
@@ -233,6 +238,8 @@ class RemoteEnvironment:
             while True:
                 frame = await frames.read_frame(connection.reader)
                 connection.heard = time.monotonic()
+                if connection.unread_bytes > MAX_UNREAD_BYTES:
+                    raise frames.FrameError(f"requests while it left {connection.unread_bytes} bytes unread")
                 if "id" in frame:
                     call = self._calls.get(frame["id"]) if isinstance(frame["id"], int) else None
                     if call is not None and call.connection is connection and not call.reply.done():
@@ -314,6 +321,11 @@ class _Connection:
         """Send a frame; one that has ended is found by whoever reads."""
         if not self._writer.is_closing():
             self._writer.write(frames.pack_frame(frame))
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that it was sent and has not read."""
+        return self._writer.transport.get_write_buffer_size()
 
     def close(self) -> None:
         """Close it, from its own event loop or after that has ended."""
