@@ -268,7 +268,7 @@ def test_the_trajectory_names_the_setting_that_would_open_it(confined: Score, at
         ("signal", INTERNAL, "was killed by signal 36"),
         ("forge", INTERNAL, "it answered with what is no score"),
         ("forge_nan", INTERNAL, "it answered with what is no score"),
-        ("dig", INTERNAL, "ended with exit code 3"),
+        ("dig", INTERNAL, "its process is started again"),
         ("dig_and_stay", INTERNAL, "its temporary folder has a part that cannot be looked at (File name too long)"),
         ("unlinked", INTERNAL, "its temporary folder has"),
         ("huge", INTERNAL, "gave an answer of 4294967295 bytes"),
