@@ -92,13 +92,6 @@ def build_dashboard() -> Dashboard:
         minimum=0,
     )
     board.add_timeseries(
-        "Slow log",
-        "Entries of the slow log. Read them with SLOWLOG GET.",
-        "none",
-        Query(S.aggregate("redis_slowlog_length"), "entries"),
-        minimum=0,
-    )
-    board.add_timeseries(
         "Keys",
         "Keys by database.",
         "none",
