@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 from forage_common.files import durable
-from forage_common.streams import run_keys
+from forage_common.streams import functions
 from forage_common.streams.client import StreamClient
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_policies import cache
@@ -43,17 +43,22 @@ def _replace(*parts: tuple[Any, str, Any]) -> Iterator[None]:
         yield
 
 
-def _without_fence() -> AbstractContextManager[None]:
-    fence = run_keys.read_script("fence")
-    scripts = {
-        name: run_keys.read_script(name).replace(fence, "") for name in ("acknowledge", "discard", "issue", "reclaim")
-    }
-    scripts |= {name: run_keys.read_script(name).replace(fence, "") for name in ("close_stream", "prune", "publish")}
-    read = run_keys.read_script
-    return _replace(
-        (run_keys, "read_script", lambda name: scripts.get(name) or read(name)),
+@contextmanager
+def _without_fence() -> Iterator[None]:
+    read = functions.read_script
+    fence = read("fence")
+    fenced = ("acknowledge", "discard", "issue", "reclaim", "close_stream", "prune", "publish")
+    scripts = {name: read(name).replace(fence, "") for name in fenced}
+    made = (functions.build_library, functions.name_function)  # once for each process
+    with _replace(
+        (functions, "read_script", lambda name: scripts.get(name) or read(name)),
         (StreamClient, "check_epoch", lambda _: None),
-    )
+    ):
+        for one in made:
+            one.cache_clear()
+        yield
+    for one in made:
+        one.cache_clear()
 
 
 async def _never(*_: Any) -> None:

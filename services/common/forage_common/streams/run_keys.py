@@ -116,8 +116,9 @@ class RunKeys:
                     time.sleep(0.1)  # wait: has a time limit, and its caller names it
                     continue
                 # Neither has a new server, or one of another version of Forage, the functions of this one.
-                if _NO_FUNCTION in str(error) and not repeated:
+                if _NO_FUNCTION in str(error) and repeated < 10 * self._settings.timeout_s:
                     self._load_functions()
+                    time.sleep(0.1)  # wait: has a time limit; it may lose them again
                     continue
                 typed = translate_error(error, name_server(self._settings), self._read_memory_limit)
                 if typed is None:
