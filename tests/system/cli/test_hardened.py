@@ -104,7 +104,7 @@ def _list_open_ports(demo: Demo) -> Iterator[str]:
             if connection.status != psutil.CONN_LISTEN:
                 continue
             host, port = connection.laddr
-            if host not in ("127.0.0.1", "::1"):
+            if host.removeprefix("::ffff:") not in ("127.0.0.1", "::1"):
                 yield f"{process.name()} listens on {host}:{port}"
             elif port in own and port != demo.base_port and _answers_in_plain_text(f"{host}:{port}"):
                 yield f"{process.name()} answers on {host}:{port} in plain text"
