@@ -128,6 +128,7 @@ async def test_prompts_that_nobody_can_work_on_are_rejected(bench: Bench, server
     async with bench.run() as dispatcher:
         assert [group.position for group in await bench.take_groups(1)] == [1]
         await bench.wait_until(lambda: trainer.count_backlog(trainer.prompts) == 0)
+        await bench.wait_until(lambda: dispatcher.counts.groups_done + dispatcher.counts.groups_failed > 0)
         assert (dispatcher.counts.groups_done, dispatcher.counts.groups_failed) == (1, 0)
     assert bench.runs == ["g/1"]
     assert server.xlen(trainer.key("rejected")) == 5
