@@ -17,7 +17,7 @@ class HostileServer:
     """Answers every connection with `serve`; keeps what callers sent."""
 
     def __init__(self) -> None:
-        self.serve: Serve = say(OK + b"Content-Length: 2\r\n\r\n{}")
+        self.serve: Serve = say(OK + b"Connection: close\r\nContent-Length: 2\r\n\r\n{}")
         self.requests: list[bytes] = []
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
