@@ -88,6 +88,7 @@ def up(
         try:
             stack.start()
             if not train and not settings.rollout.engine.endpoint:
+                stack.wait_for_redis()
                 serving.publish(settings, settings.model.path)
             with output.status("starting …") as spinner:
                 serving.wait_until_ready(stack, spinner)

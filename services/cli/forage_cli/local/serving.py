@@ -134,6 +134,7 @@ def ensure_services(
         try:
             stack.start()
             if Program.ROLLOUT in programs and not settings.rollout.engine.endpoint:
+                stack.wait_for_redis()
                 publish(settings, policy)
             with console.status("starting …") as spinner:
                 wait_until_ready(stack, spinner)

@@ -54,6 +54,7 @@ _ROLES = {Program.ROLLOUT: Role.ROLLOUT, Program.TRAINER: Role.TRAINER, Program.
 RECORD = "processes.json"
 """File in the folder of a run with its processes."""
 
+_REDIS_S = 30.0
 STACKS = "logs/stacks"
 """Folder below that of a run with the stacks that its processes wrote."""
 
@@ -165,6 +166,11 @@ class Stack:
             self._loader.start()
         for program in self.programs:
             self.supervisor.start(self._service(program))
+
+    def wait_for_redis(self) -> None:
+        """Wait until the stack's own Redis has what the other programs and the commands call, half a minute at most."""
+        if self._loader is not None:
+            self._loader.wait(_REDIS_S)
 
     def stop(self) -> None:
         if self._loader is not None:

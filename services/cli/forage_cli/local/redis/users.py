@@ -126,6 +126,11 @@ class FunctionLoader:
     def __init__(self, settings: Settings, folder: Path) -> None:
         self._settings = log_in(settings, folder, Role.ADMIN).redis
         self._over = threading.Event()
+        self._loaded = threading.Event()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until they are loaded, or the time is over: what calls them then says what is wrong."""
+        self._loaded.wait(timeout_s)  # wait: has a time limit
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="load-functions", daemon=True).start()
@@ -139,6 +144,7 @@ class FunctionLoader:
             try:
                 save_facts(client)  # first: who finds the functions finds these
                 load_functions(client, name_server(self._settings))
+                self._loaded.set()
                 return
             except (redis.RedisError, UnavailableError) as error:
                 if not isinstance(error, (redis.ConnectionError, redis.TimeoutError)) and str(error) != problem:
