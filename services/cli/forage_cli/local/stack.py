@@ -170,7 +170,7 @@ class Stack:
     def wait_for_redis(self) -> None:
         """Wait until the stack's own Redis has what the other programs and the commands call, half a minute at most."""
         if self._loader is not None:
-            self._loader.wait(_REDIS_S)
+            self._loader.wait(_REDIS_S)  # wait: has a time limit
 
     def stop(self) -> None:
         if self._loader is not None:
