@@ -111,8 +111,7 @@ command=${1:-}; shift || true
 # Docker Compose reads the files of this variable; paths in them are relative to the first.
 [ -z "${HARDENED:-}" ] || TLS=1
 [ -z "${TLS:-}" ] || export COMPOSE_FILE=docker-compose.yml:deploy/compose/tls.yml${HARDENED:+:deploy/compose/hardened.yml}
-SIGNING_GROUP=$(id -g)
-export SIGNING_GROUP
+[ -z "${HARDENED:-}" ] || { SIGNING_GROUP=$(id -g); export SIGNING_GROUP; }
 case $command in
   up) require_docker; up "$@" ;;
   down) require_docker; docker compose --profile '*' down --remove-orphans ${VOLUMES:+--volumes} ;;
