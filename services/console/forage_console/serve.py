@@ -14,7 +14,7 @@ from upath import UPath
 
 from forage_common.addresses import listen
 from forage_common.errors import UserError
-from forage_common.security.http_server import make_protocol
+from forage_common.security.http.server import make_protocol
 from forage_common.security.tls import check_server
 from forage_common.settings import Settings
 from forage_common.telemetry.health import Health
@@ -25,7 +25,6 @@ from forage_console.security.access import WIRE, check_exposure
 
 DRAIN_S = 1
 """Streams of events have no end of their own."""
-_MAX_CONNECTIONS = 512
 _KEEP_ALIVE_S = 30
 
 
@@ -50,7 +49,7 @@ def serve(settings: Settings) -> None:
         server_header=False,
         proxy_headers=False,
         lifespan="off",
-        limit_concurrency=_MAX_CONNECTIONS,
+        ws="none",
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=DRAIN_S,
     )

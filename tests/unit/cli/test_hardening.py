@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from forage_cli.local.hardening import AUDIT, SECRETS, adopt_security, harden
+from forage_common.errors import SettingsError
 from forage_common.security.certificates import Authority, issue_certificate
 from forage_common.security.profile import list_missing
 from forage_common.security.tls import make_client_context, make_grpc_server_credentials, make_server_context
@@ -103,7 +104,7 @@ def test_certificates_of_ones_own_stay(tmp_path: Path) -> None:
 def test_a_command_takes_the_secrets_of_the_services_that_it_meets(tmp_path: Path) -> None:
     running = harden(load(tmp_path))
     asked = load_settings(None, [f"run.dir={tmp_path}", "run.id=ask"], {})
-    adopted = adopt_security(asked, running)
+    adopted = adopt_security(asked, running, tmp_path / "run")
     assert (adopted.tls, adopted.security, adopted.redis) == (running.tls, running.security, running.redis)
     assert adopted.rollout.auth_token_file == running.rollout.auth_token_file
     assert adopted.run == asked.run
@@ -112,7 +113,7 @@ def test_a_command_takes_the_secrets_of_the_services_that_it_meets(tmp_path: Pat
 @pytest.mark.parametrize("running", [["rollout.grpc_address=127.0.0.1:1"], ["security.profile=default"]])
 def test_a_command_takes_nothing_from_other_services(tmp_path: Path, running: list[str]) -> None:
     asked = load_settings(None, [f"run.dir={tmp_path}"], {})
-    assert adopt_security(asked, harden(load(tmp_path, *running))) is asked
+    assert adopt_security(asked, harden(load(tmp_path, *running)), tmp_path / "run") is asked
 
 
 def test_a_umask_that_hides_nothing_changes_nothing(tmp_path: Path) -> None:
@@ -121,3 +122,32 @@ def test_a_umask_that_hides_nothing_changes_nothing(tmp_path: Path) -> None:
         test_only_the_owner_reads_what_is_made_and_nothing_of_it_is_in_the_settings(tmp_path)
     finally:
         os.umask(before)
+
+
+@pytest.mark.parametrize("setting", ["rollout.auth_token_file", "redis.password_file"])
+def test_a_run_of_others_sends_no_file_of_ones_own(tmp_path: Path, setting: str) -> None:
+    outside = tmp_path / "private"
+    outside.write_text("a-token-of-another-service\n")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "link").symlink_to(outside)
+    asked = load_settings(None, [f"run.dir={tmp_path}"], {})
+    for file in (outside, tmp_path / "run" / "link", tmp_path / "run" / ".." / "private"):
+        with pytest.raises(SettingsError, match=f"{setting} of .* is no file of that run"):
+            adopt_security(asked, load(tmp_path, f"{setting}={file}"), tmp_path / "run")
+
+
+@pytest.mark.parametrize("made", ["link", "open", "file"])
+def test_no_secrets_are_taken_from_a_folder_that_others_prepared(tmp_path: Path, made: str) -> None:
+    folder, elsewhere = tmp_path / "run" / SECRETS, tmp_path / "elsewhere"
+    folder.parent.mkdir()
+    elsewhere.mkdir(mode=0o700)
+    if made == "link":
+        folder.symlink_to(elsewhere)
+    elif made == "open":
+        folder.mkdir()
+        folder.chmod(0o777)
+    else:
+        folder.write_text("")
+    with pytest.raises(SettingsError, match="others have made it or can write to it"):
+        harden(load(tmp_path))
+    assert list(elsewhere.iterdir()) == []

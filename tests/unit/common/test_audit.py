@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from structlog.testing import capture_logs
 
 from forage_common.security.audit import name_caller, name_grpc_caller, name_http_caller, record_act
-from forage_common.security.http_guard import CLIENT_CERTIFICATE
+from forage_common.security.http.guard import CLIENT_CERTIFICATE
 
 WRITER = """
 import sys

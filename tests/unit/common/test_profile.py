@@ -98,3 +98,22 @@ def test_the_direct_transport_speaks_no_tls() -> None:
     settings = load_settings(None, [*hardened, *overrides], {})
     with pytest.raises(SettingsError, match=re.escape("rollout.weights.transport=filesystem")):
         check_profile(settings, "trainer")
+
+
+@pytest.mark.parametrize(
+    ("setting", "lacking"),
+    [
+        ("redis.username=default", "a user of Redis"),
+        ("redis.url=redis://default:p@127.0.0.1/0", "a user of Redis"),
+        ("redis.url=redis+sentinel://127.0.0.1:26379,elsewhere:26379/primary", "TLS to Redis"),
+        ("redis.url=redis+cluster://127.0.0.1:7000,elsewhere:7000", "TLS to Redis"),
+        ("redis.url=rediss://redis:6379/0?ssl_cert_reqs=none", "certificate of Redis (take ssl_cert_reqs out"),
+        ("redis.url=rediss://redis:6379/0?ssl_check_hostname=False", "certificate of Redis (take ssl_check_hostname"),
+    ],
+)
+def test_what_looks_like_protection_and_is_none_is_missing(setting: str, lacking: str) -> None:
+    given = {**EVERYTHING, "security.profile": "hardened"}
+    given |= [setting.split("=", 1)]
+    settings = load_settings(None, [f"{name}={value}" for name, value in given.items()], {})
+    with pytest.raises(SettingsError, match=re.escape(lacking)):
+        check_profile(settings, "trainer")

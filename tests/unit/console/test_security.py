@@ -431,3 +431,24 @@ def test_a_wrong_parameter_is_one_sentence_with_field_and_value(runs: Path) -> N
     assert reply.json()["detail"].startswith("the body is not JSON: ")
     reply = call(open_site(runs), "PUT", "/api/runs/one/notes", content=b"\xff{", headers=JSON)
     assert (reply.status_code, reply.json()["detail"]) == (422, "the body is not JSON: it is not UTF-8")
+
+
+def test_a_body_that_does_not_come_ends_and_probes_pass_a_full_console(
+    runs: Path, token_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "BODY_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(guard, "MAX_REQUESTS", 2)
+
+    async def never() -> AsyncIterator[bytes]:
+        yield b"token="
+        await asyncio.Event().wait()
+
+    async def ask() -> tuple[list[int], int, int]:
+        async with open_site(runs, auth_token_file=token_file) as client:
+            slow = [asyncio.create_task(client.post("/login", content=never())) for _ in range(2)]
+            await asyncio.sleep(0.2)
+            probe, page = await client.get("/healthz"), await client.get("/login")
+            return [reply.status_code for reply in await asyncio.gather(*slow)], probe.status_code, page.status_code
+
+    assert asyncio.run(ask()) == ([408, 408], 200, 503)
+    assert call(open_site(runs, auth_token_file=token_file), "GET", "/login").status_code == 200

@@ -20,8 +20,8 @@ from forage_common.addresses import listen
 from forage_common.clients.calls import RefusedError
 from forage_common.clients.retriever import RetrieverClient
 from forage_common.errors import ForageError, UnavailableError
-from forage_common.security import http_server
-from forage_common.security.http_server import make_protocol
+from forage_common.security.http import server
+from forage_common.security.http.server import make_protocol
 from forage_common.security.refusals import Refusal
 from forage_common.security.tls import make_client_context
 from forage_common.security.tokens import TokenFile
@@ -203,7 +203,7 @@ async def test_tls_to_a_plain_port_is_explained(loaded: Index, issuer: Issuer) -
 async def test_silent_clients_delay_nobody_and_are_let_go(
     loaded: Index, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "HANDSHAKE_S", 2.0)
+    monkeypatch.setattr(server, "HANDSHAKE_S", 2.0)
     before = count(Refusal.TLS_FAILED)
     async with serving(loaded, make_tls(issuer)) as address:
         silent = [await asyncio.open_connection(*address.split(":")) for _ in range(50)]

@@ -16,8 +16,8 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
 from forage_common.addresses import listen
-from forage_common.security.http_guard import RequestGuard
-from forage_common.security.http_server import make_protocol
+from forage_common.security.http.guard import RequestGuard
+from forage_common.security.http.server import make_protocol
 from forage_common.security.tls import make_client_context
 from forage_common.security.tokens import TokenFile
 from forage_common.settings import Settings, TlsSettings

@@ -38,4 +38,6 @@ def load_run_settings(config: Path | None, overrides: list[str] | None, base_por
     merged = [*shift_ports(base_port), f"run.id={run}", *(overrides or [])]
     settings = load_settings(config or repository() / local.CONFIG, merged)
     latest = settings.run.dir / "latest/settings.yaml"
-    return settings if config or not latest.is_file() else adopt_security(settings, load_settings(latest, (), {}))
+    if config or not latest.is_file():
+        return settings
+    return adopt_security(settings, load_settings(latest, (), {}), latest.parent)

@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from forage_common.security.http_guard import CLIENT_CERTIFICATE
+from forage_common.security.http.guard import CLIENT_CERTIFICATE
 from forage_common.security.tokens import HEADER
 from forage_common.telemetry.logs import get_logger
 

@@ -8,7 +8,7 @@ import ssl
 import time
 
 from forage_common.security.handshakes import HANDSHAKE_S, LINGER_S, PLAIN_TEXT_REPLY, name_certificate
-from forage_common.security.http_guard import NO_CERTIFICATE, PROBES
+from forage_common.security.http.guard import NO_CERTIFICATE, PROBES
 from forage_common.security.refusals import Refusal, record_refusal
 from forage_common.security.tls import make_server_context
 from forage_common.settings import TlsSettings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from forage_common.errors import SettingsError
 from forage_common.settings import Settings
@@ -11,6 +11,8 @@ from forage_common.settings import Settings
 _WITH_TOKEN = ("retriever", "reward", "rollout", "console")
 _WITH_REDIS = ("rollout", "trainer")
 _WITH_USER_CODE = ("reward", "rollout")
+_ANYBODY = "default"
+"""The user of Redis that may do everything, of whom Redis asks for no name."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -47,7 +49,19 @@ def list_missing(settings: Settings, service: str) -> Iterator[str]:
 
 def _list_missing_of_redis(settings: Settings) -> Iterator[str]:
     url = urlsplit(settings.redis.url)
-    if not (settings.redis.username or url.username):
+    if (unquote(url.username or "") or settings.redis.username or _ANYBODY) == _ANYBODY:
         yield "a user of Redis with few rights (set redis.username and password_file; see `forage redis acl`)"
-    if not (url.scheme.startswith("rediss") or url.scheme == "unix" or url.hostname in _LOOPBACK):
+    # Sentinels and nodes of a cluster name other machines, wherever they are themselves.
+    is_here = url.scheme in ("redis", "rediss") and url.hostname in _LOOPBACK
+    if not (url.scheme.startswith("rediss") or url.scheme == "unix" or is_here):
         yield "TLS to Redis (write rediss:// in redis.url; on this machine alone it needs none)"
+    weak = {name for name, value in parse_qsl(url.query) if _is_weak(name, value)}
+    if weak:
+        yield f"the check of the certificate of Redis (take {', '.join(sorted(weak))} out of redis.url)"
+
+
+def _is_weak(name: str, value: str) -> bool:
+    """Whether a parameter of an address turns a check of certificates off."""
+    return (name == "ssl_cert_reqs" and value != "required") or (
+        name == "ssl_check_hostname" and value.lower() not in ("true", "1", "yes", "y")
+    )

@@ -153,7 +153,7 @@ def make_server_context(tls: TlsSettings) -> ssl.SSLContext | None:
     """The context of an HTTP server, which looks at the files at each handshake; None where no wire speaks TLS.
 
     With require_client_cert it asks for certificates and checks them, and lets callers without one in: which routes
-    they may use is `forage_common.security.http_guard`'s to say, because Kubernetes' probes have none.
+    they may use is `forage_common.security.http.guard`'s to say, because Kubernetes' probes have none.
 
     Raises:
         SettingsError: a file is wrong.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import quote
@@ -14,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from forage_common.security.http_guard import NO_CERTIFICATE, OBSERVED, find_peer, lacks_certificate
+from forage_common.security.http.guard import NO_CERTIFICATE, OBSERVED, find_peer, lacks_certificate
 from forage_common.security.refusals import Refusal, record_refusal
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
@@ -27,11 +28,15 @@ LOGIN = "/login"
 PROBES = frozenset({"/healthz", "/readyz", "/waitz", "/metrics"})
 MAX_BODY_BYTES = 256 * 2**10
 MAX_URL_BYTES = 16 * 2**10
+BODY_TIMEOUT_S = 10.0
+"""A body that has not arrived by then keeps a place from others; nobody needs a token to begin one at the login."""
+MAX_REQUESTS = 512
+"""Requests in progress. Probes are answered beyond: a busy console is not one that is dead."""
 MAX_STREAMS = 64
 """Streams of events that are open at the same time; each browser tab has one or two."""
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 REFUSED = Counter("forage_console_refused_total", "Requests that the guard refused", ["reason"])
-for _reason in ("size", "path", "host", "origin", "certificate", "token", "tries", "streams"):
+for _reason in ("size", "path", "host", "origin", "certificate", "token", "tries", "streams", "busy", "slow"):
     REFUSED.labels(_reason)  # so that a scrape shows 0 before the first event
 ANSWERED = Counter("forage_console_requests_total", "Requests by the status of the answer", ["status"])
 STREAMS = Gauge("forage_console_streams", "Streams of events that are open")
@@ -54,6 +59,7 @@ class Guard:
         self._needs_certificate = settings.tls.require_client_cert
         own = settings.console
         self._streams = 0
+        self._requests = 0
         host = own.http_address.rpartition(":")[0]
         self._hosts = frozenset(name.lower() for name in ("localhost", "127.0.0.1", "[::1]", host, *own.hosts))
         # Elsewhere the token protects against pages that rebind a name of theirs to this address: they have no cookie.
@@ -67,7 +73,7 @@ class Guard:
         answer = _Answer(send, request.url.scheme == "https" and is_pinned_name(request.headers.get("host", "")))
         try:
             self._check(request)
-            with self._count_stream(request):
+            with self._count_request(request.url.path), self._count_stream(request):
                 await self._app(scope, _limit_body(receive), answer.send)
         except GuardError as refused:
             REFUSED.labels(refused.reason).inc()
@@ -78,6 +84,18 @@ class Guard:
             get_logger().exception("request_failed", method=request.method, path=request.url.path[:500])
             detail = "the console failed to answer: its log says why"
             await answer.replace(JSONResponse({"detail": detail}, 500), scope, receive)
+
+    @contextmanager
+    def _count_request(self, path: str) -> Iterator[None]:
+        """Count a request that is no probe while it is answered."""
+        counts = path not in PROBES
+        if counts and self._requests >= MAX_REQUESTS:
+            raise GuardError(503, "busy", f"{MAX_REQUESTS} requests are in progress", {"Retry-After": "10"})
+        self._requests += counts
+        try:
+            yield
+        finally:
+            self._requests -= counts
 
     @contextmanager
     def _count_stream(self, request: Request) -> Iterator[None]:
@@ -204,15 +222,25 @@ def _is_hang_up(error: BaseException) -> bool:
 
 
 def _limit_body(receive: Receive) -> Receive:
-    """Receive a body whose length was not announced up to the limit."""
+    """Receive a body whose length was not announced up to the limit, and within the time for it."""
     received = 0
+    has_more = True
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + BODY_TIMEOUT_S
 
     async def limited() -> Message:
-        nonlocal received
-        message = await receive()
+        nonlocal received, has_more
+        if not has_more:  # waits for the caller to leave
+            return await receive()
+        try:
+            async with asyncio.timeout_at(deadline):
+                message = await receive()
+        except TimeoutError:
+            raise GuardError(408, "slow", f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
         received += len(message.get("body", b""))
         if received > MAX_BODY_BYTES:
             raise GuardError(413, "size", f"the body is larger than {MAX_BODY_BYTES} bytes: send less")
+        has_more = message.get("more_body", False)
         return message
 
     return limited

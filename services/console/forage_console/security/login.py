@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, quote
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from forage_common.security.http_guard import find_peer
+from forage_common.security.http.guard import find_peer
 from forage_console.security.access import SESSION_S, Access, TooManyTriesError
 from forage_console.security.guard import COOKIE, LOGIN
 

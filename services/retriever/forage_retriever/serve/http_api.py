@@ -32,7 +32,7 @@ from pydantic import BaseModel, ValidationError
 
 from forage_common.errors import UnavailableError
 from forage_common.security.audit import name_http_caller
-from forage_common.security.http_guard import BodyError, RequestGuard, read_body
+from forage_common.security.http.guard import BodyError, RequestGuard, read_body
 from forage_common.security.tokens import TokenFile
 from forage_common.telemetry import tracing
 from forage_common.telemetry.health import Health

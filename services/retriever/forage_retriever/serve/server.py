@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from forage_common.addresses import listen
-from forage_common.security.http_server import make_protocol
+from forage_common.security.http.server import make_protocol
 from forage_common.security.tls import check_server
 from forage_common.security.tokens import open_token_file
 from forage_common.settings import Settings
@@ -79,6 +79,7 @@ async def _serve(settings: Settings) -> None:
         proxy_headers=False,
         server_header=False,
         lifespan="off",
+        ws="none",
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=DRAIN_S,
     )

@@ -18,7 +18,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.exceptions import HTTPException
 
 from forage_common.errors import UnavailableError
-from forage_common.security.http_guard import (
+from forage_common.security.http.guard import (
     App,
     BodyError,
     Receive,

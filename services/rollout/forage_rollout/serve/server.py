@@ -18,7 +18,7 @@ from forage_common.errors import UnavailableError
 from forage_common.files.model_folder import check_model_folder
 from forage_common.isolation.support import list_notes
 from forage_common.security.health_gate import HealthGate
-from forage_common.security.http_server import make_protocol
+from forage_common.security.http.server import make_protocol
 from forage_common.security.signatures import RunSignatures
 from forage_common.security.tls import check_server
 from forage_common.security.tokens import TokenFile
@@ -101,6 +101,7 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
             proxy_headers=False,
             server_header=False,
             lifespan="off",
+            ws="none",
             timeout_graceful_shutdown=max(1, round(rollout.drain_timeout_s)),
         )
     )

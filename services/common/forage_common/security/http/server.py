@@ -8,12 +8,12 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
-
 from forage_common.security.handshakes import HANDSHAKE_S, LINGER_S, PLAIN_TEXT_REPLY, is_plain_http, name_certificate
-from forage_common.security.http_guard import CLIENT_CERTIFICATE
+from forage_common.security.http.guard import CLIENT_CERTIFICATE
+from forage_common.security.http.limits import BoundedProtocol, QuietConnections
 from forage_common.security.refusals import Refusal, record_refusal
 from forage_common.security.tls import make_server_context
 from forage_common.settings import TlsSettings
@@ -24,7 +24,7 @@ _alerts: ContextVar[list[bytes]] = ContextVar("alerts")
 
 
 def make_protocol(tls: TlsSettings, wire: str) -> Callable[..., asyncio.Protocol]:
-    """Make what `uvicorn.Config` takes as `http`: its own protocol, within TLS where every wire speaks it.
+    """Make what `uvicorn.Config` takes as `http`: its own protocol with limits, within TLS where every wire speaks it.
 
     The name of the client's certificate is in the state of each request's scope, as `client_certificate`.
 
@@ -34,17 +34,17 @@ def make_protocol(tls: TlsSettings, wire: str) -> Callable[..., asyncio.Protocol
     Raises:
         SettingsError: a file is wrong.
     """
-    reloading = make_server_context(tls)
+    reloading, quiet = make_server_context(tls), QuietConnections()
     if reloading is None:
-        return AutoHTTPProtocol  # type: ignore[no-any-return]
+        return partial(BoundedProtocol, quiet)
     context = _Context(reloading)
 
     def make(app_state: dict[str, Any], **options: Any) -> asyncio.Protocol:
         def make_inner(certificate: str) -> asyncio.Protocol:
             state = {**app_state, CLIENT_CERTIFICATE: certificate}
-            return AutoHTTPProtocol(app_state=state, **options)  # type: ignore[no-any-return]
+            return BoundedProtocol(quiet, app_state=state, **options)
 
-        return _Handshake(context, wire, make_inner)
+        return _Handshake(context, wire, quiet, make_inner)
 
     return make
 
@@ -55,9 +55,16 @@ class _Handshake(asyncio.Protocol):
     asyncio would do the handshake by itself, but tells nobody who failed at it, nor why.
     """
 
-    def __init__(self, context: ssl.SSLContext, wire: str, make_inner: Callable[[str], asyncio.Protocol]) -> None:
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        wire: str,
+        quiet: QuietConnections,
+        make_inner: Callable[[str], asyncio.Protocol],
+    ) -> None:
         self._context = context
         self._wire = wire
+        self._quiet = quiet
         self._make_inner = make_inner
         self._early: list[bytes] = []  # a client may send its request with the end of its handshake
         self._is_at_end = False
@@ -65,6 +72,7 @@ class _Handshake(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         transport.pause_reading()  # nothing is read before TLS reads it
+        self._quiet.add(self, transport)
         self._task = asyncio.get_running_loop().create_task(self._shake_hands(transport))
 
     def data_received(self, data: bytes) -> None:
@@ -92,6 +100,8 @@ class _Handshake(asyncio.Protocol):
                 return
             except OSError:  # a check of the port without a byte, as load balancers do
                 return
+            finally:
+                self._quiet.remove(self)
         if secure is None or secure.is_closing():
             return
         inner = self._make_inner(name_certificate(secure.get_extra_info("peercert")))
