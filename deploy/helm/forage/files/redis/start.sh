@@ -11,6 +11,7 @@ here=$(dirname "$0")
 STATE=${STATE:-/tmp}
 export STATE
 users=$STATE/users.acl
+return=$(printf '\r')
 
 list_users() {
   # Nobody can log in as default. Its rights stay: Redis reads its append-only file as this user, and where it has none
@@ -20,6 +21,7 @@ list_users() {
     hashes=
     [ -r "$PASSWORDS/$user" ] || continue
     while read -r password || [ -n "$password" ]; do
+      password=${password%"$return"}
       [ -z "$password" ] || hashes="$hashes #$(printf %s "$password" | sha256sum | cut -d ' ' -f 1)"
     done < "$PASSWORDS/$user"
     [ -z "$hashes" ] || echo "user $user on$hashes $rules"
@@ -59,6 +61,8 @@ keep_current() {
     reload_certificates
     fresh=$(list_users) || continue
     [ "$fresh" != "$known" ] || continue
+    # A file that is being written may be empty: without its administrator nobody could load the users ever again.
+    case $fresh in *'user forage-admin on'*) ;; *) echo "the users were not loaded: forage-admin has no password"; continue ;; esac
     printf '%s\n' "$fresh" > "$users"
     answer=$(ask ACL LOAD) || true
     if [ "$answer" = OK ]; then
