@@ -2,12 +2,16 @@
 
 The baseline is the default profile, in the same run of this command: pairs of one seed, so that other load of the
 machine affects both. A step's seconds are the median over the steps of a run; the ratio is the median over the pairs.
+Seconds of CPU are those of every process of a run, whoever started it, and hardly depend on other load.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
+import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -19,7 +23,9 @@ from rich.table import Table
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROFILES = ("default", "hardened")
-COLUMNS = ("seed", "profile", "step_s", "minutes", "em_before", "em_after", "logprob_diff_mean", "groups_lost")
+COLUMNS = ("seed", "profile", "step_s", "cpu_s", "minutes", "em_before", "em_after", "logprob_diff_mean", "groups_lost")
+_SUBREAPER = 36
+"""prctl's PR_SET_CHILD_SUBREAPER: processes whose parents have ended become ours, so that their time is counted."""
 WARM = 2
 """Steps at the start that are not timed: caches and connections are still cold."""
 
@@ -31,6 +37,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the first pair")
     parser.add_argument("settings", nargs="*", help="overrides of both profiles")
     arguments = parser.parse_args()
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     steps = [f"trainer.total_training_steps={arguments.steps}"] if arguments.steps else []
     runs: list[dict[str, Any]] = []
     for pair in range(arguments.pairs):
@@ -55,13 +62,28 @@ def run_demo(seed: int, profile: str, settings: list[str]) -> dict[str, Any]:
     command = [f"{REPOSITORY}/.venvs/cli/bin/forage", "demo", "--no-console", "--seed", str(seed)]
     command += [f"run.dir={folder}", f"security.profile={profile}", *settings]
     log = folder / f"{profile}-seed{seed}.log"
+    before = _measure_cpu()
     with log.open("w") as output:
         if subprocess.run(command, cwd=REPOSITORY, stdout=output, stderr=output).returncode:
             sys.exit(f"the demo of the profile {profile} with seed {seed} failed: see {log}")
+    _wait_for_orphans()
     summary = json.loads((folder / "latest/summary.json").read_text())
     lines = [json.loads(line) for line in (folder / "latest/metrics.jsonl").read_text().splitlines()]
     step_s = statistics.median(line["seconds"]["total"] for line in lines[WARM:])
-    return {**summary, "seed": seed, "profile": profile, "step_s": step_s}
+    return {**summary, "seed": seed, "profile": profile, "step_s": step_s, "cpu_s": _measure_cpu() - before}
+
+
+def _wait_for_orphans() -> None:
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            return
+
+
+def _measure_cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -70,7 +92,7 @@ def summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
     seeds = sorted({run["seed"] for run in runs})
     ratios = {
         name: [by_seed[seed, "hardened"][name] / by_seed[seed, "default"][name] for seed in seeds]
-        for name in ("step_s", "minutes")
+        for name in ("step_s", "cpu_s", "minutes")
     }
     gains = {
         profile: statistics.median(run["em_after"] - run["em_before"] for run in runs if run["profile"] == profile)
@@ -79,6 +101,7 @@ def summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "step_s_ratio": round(statistics.median(ratios["step_s"]), 4),
         "step_s_ratios": [round(ratio, 4) for ratio in ratios["step_s"]],
+        "cpu_s_ratio": round(statistics.median(ratios["cpu_s"]), 4),
         "minutes_ratio": round(statistics.median(ratios["minutes"]), 4),
         "em_gain": {profile: round(gain, 4) for profile, gain in gains.items()},
         "groups_lost": sum(run["groups_lost"] for run in runs),
