@@ -74,9 +74,9 @@ def test_every_ranking_is_searched_with_the_same_depth_and_filters() -> None:
 @pytest.mark.parametrize(
     ("changed", "want"),
     [
-        ({}, [1, 2, 3]),
-        ({"title_weight": 0.0}, [2, 3, 1]),
-        ({"title_weight": 0.0, "dense_weight": 3.0}, [3, 2, 1]),
+        ({}, [1, 3, 2]),
+        ({"title_weight": 0.0}, [3, 2, 1]),
+        ({"title_weight": 0.0, "bm25_weight": 3.0}, [2, 3, 1]),
         ({"title_weight": 0.5, "bm25_weight": 0.0, "rrf_k": 1}, [3, 2, 1]),
     ],
 )

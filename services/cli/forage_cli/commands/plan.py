@@ -38,6 +38,11 @@ def plan(
     fill: Annotated[
         float, typer.Option(min=0.01, max=1, help="Mean lengths and number of searches, as a share of their limits.")
     ] = 0.5,
+    retriever_cpus: Annotated[int, typer.Option(min=1, help="CPUs of a replica of the retriever, or of a shard.")] = 32,
+    retriever_replicas: Annotated[int, typer.Option(min=1, help="Replicas of the retriever.")] = 1,
+    thread_use: Annotated[
+        float, typer.Option(min=0, max=1, help="CPUs that each thread of the retriever after the first keeps busy.")
+    ] = 0.7,
     search_s: Annotated[float, typer.Option(min=0, max=86_400, help="Seconds of a search.")] = 0.2,
     disk_gbs: Annotated[
         float, typer.Option(min=0.001, max=100_000, help="GB/s at which policies are written and read.")
@@ -50,7 +55,7 @@ def plan(
         int | None, typer.Option(min=1, help="Passages of the corpus, if its index is not here.", show_default=False)
     ] = None,
 ) -> None:
-    """Compute what a recipe needs on GPUs: memory a GPU, time a step, and what to change where it does not fit.
+    """Compute what a recipe needs on GPUs: memory, time a step, searches, and what to change where it does not fit.
 
     Nothing is started, and no GPU is needed. Exit code 1: it does not fit.
 
@@ -66,6 +71,7 @@ def plan(
     from forage_cli.planning.plan import Request, make_plan
     from forage_cli.planning.remedies import find_remedies
     from forage_cli.planning.report import describe_plan, to_json
+    from forage_cli.planning.retrieval.capacity import Machine
     from forage_cli.planning.shapes import read_shape
     from forage_cli.planning.split import Split, apply_split, divide, find_faster_split
     from forage_common.errors import UserError
@@ -86,6 +92,7 @@ def plan(
         prefill_mfu=prefill_mfu,
         bandwidth_use=bandwidth_use,
         fill=fill,
+        thread_use=thread_use,
         search_s=search_s,
         disk=disk_gbs * 1e9,
     )
@@ -95,7 +102,8 @@ def plan(
         products = ", ".join(sorted({found.product for found in here}))
         raise UserError(f"this machine's GPUs ({products}) are of a kind that no plan knows: name the nearest by --gpu")
     host = None if host_gib is None else int(host_gib * GIB)
-    request = Request(read_shape(settings.model.path), kind, assumed, host, passages)
+    machine = Machine(retriever_cpus, retriever_replicas)
+    request = Request(read_shape(settings.model.path), kind, assumed, host, passages, machine)
     made = make_plan(settings, request)
     remedies, faster = find_remedies(settings, request), find_faster_split(settings, request, made)
     if as_json:

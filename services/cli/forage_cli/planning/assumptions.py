@@ -16,6 +16,7 @@ class Assumptions:
         prefill_mfu: the same while prompts and observations are read.
         bandwidth_use: share of a GPU's bandwidth that decoding uses.
         fill: mean length of prompts, generations, observations, and of the number of searches, as a share of its limit.
+        thread_use: CPUs that each thread of the retriever beyond the first keeps busy.
         search_s: from a search to its passages.
         disk: bytes a second at which policies are written, and read by the engines.
         pcie: bytes a second between a GPU and its host.
@@ -31,6 +32,7 @@ class Assumptions:
     prefill_mfu: float = 0.5
     bandwidth_use: float = 0.7
     fill: float = 0.5
+    thread_use: float = 0.7
     search_s: float = 0.2
     disk: float = 1e9
     pcie: float = 20e9

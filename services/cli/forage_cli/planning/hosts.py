@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 from forage_cli.planning.parts import Part
+from forage_cli.planning.retrieval.corpus import describe_corpus, read_manifest
+from forage_cli.planning.retrieval.cost import estimate_vector_bytes, read_width
 from forage_cli.planning.shapes import Shape
 from forage_cli.planning.streams import estimate_stream_memory, format_bytes
 from forage_cli.planning.trainer_memory import Training, count_gradients, count_offloaded
 from forage_common.errors import UserError
-from forage_common.settings import RetrievalMode, RetrieverSettings, Settings
+from forage_common.settings import RetrievalMode, Settings
 
-_MINILM_WIDTH, _USUAL_WIDTH = 384, 768
 _FP32 = 4
 
 
@@ -23,7 +21,7 @@ def list_host_parts(settings: Settings, shape: Shape, training: Training, passag
         passages: of the corpus; None: those of the index, if it is here.
     """
     parts = [_describe_redis(settings), *_list_trainer(settings, shape, training)]
-    index = _describe_index(settings.retriever, passages)
+    index = _describe_index(settings, passages)
     return parts if index is None else [index, *parts]
 
 
@@ -55,10 +53,10 @@ def _list_trainer(settings: Settings, shape: Shape, training: Training) -> list[
     return parts
 
 
-def _describe_index(retriever: RetrieverSettings, passages: int | None) -> Part | None:
-    if retriever.shards:
-        return None
-    manifest = _read_manifest(retriever.index)
+def _describe_index(settings: Settings, passages: int | None) -> Part | None:
+    """The index of one replica; of one shard where the corpus is cut."""
+    retriever = settings.retriever
+    manifest = read_manifest(retriever.index)
     if manifest is not None and passages is None:
         try:
             size = sum(int(entry["bytes"]) for entry in manifest["files"].values())
@@ -66,26 +64,14 @@ def _describe_index(retriever: RetrieverSettings, passages: int | None) -> Part 
         except (LookupError, TypeError, ValueError, AttributeError):
             raise UserError(f"{retriever.index}/manifest.json is not that of an index: build it again") from None
         return Part("retriever", size, f"the files of {retriever.index}, {held}; page cache")
-    if passages is None or retriever.mode is RetrievalMode.BM25:
+    corpus = describe_corpus(settings, passages)
+    if corpus.passages is None or retriever.mode is RetrievalMode.BM25:
         return None
-    width = _find_width(retriever.encoder.model)
-    why = f"{passages} vectors of {width} numbers as Flat, an upper bound ('forage index inspect' knows other types)"
-    return Part("retriever", _FP32 * width * passages, why)
-
-
-def _read_manifest(folder: Path | None) -> dict[str, dict[str, dict[str, int]]] | None:
-    if folder is None or not (folder / "manifest.json").is_file():
-        return None
-    try:
-        content: dict[str, dict[str, dict[str, int]]] = json.loads((folder / "manifest.json").read_text())
-    except ValueError as error:
-        raise UserError(f"{folder}/manifest.json is not JSON ({error}): build the index again") from None
-    return content
-
-
-def _find_width(model: str) -> int:
-    """Numbers of an encoder's vectors."""
-    if model == "minilm":
-        return _MINILM_WIDTH
-    file = Path(model) / "config.json"
-    return int(json.loads(file.read_text())["hidden_size"]) if file.is_file() else _USUAL_WIDTH
+    width = read_width(retriever.encoder.model)
+    held_bytes = estimate_vector_bytes(corpus.factory, width)
+    if held_bytes is None:
+        why = (
+            f"{corpus.passages} vectors of {width} numbers as Flat, an upper bound ('forage index inspect' knows more)"
+        )
+        return Part("retriever", _FP32 * width * corpus.passages, why)
+    return Part("retriever", held_bytes * corpus.passages, f"{corpus.passages} vectors as {corpus.factory}; page cache")

@@ -8,6 +8,7 @@ from forage_cli.planning.assumptions import GIB, Assumptions
 from forage_cli.planning.gpus import Gpu
 from forage_cli.planning.hosts import list_host_parts
 from forage_cli.planning.parts import Memory, Part, format_gib
+from forage_cli.planning.retrieval.capacity import USUAL_MACHINE, Machine, Retrieval, estimate_retrieval
 from forage_cli.planning.rollout_memory import Rollout, estimate_rollout
 from forage_cli.planning.shapes import Shape
 from forage_cli.planning.step_time import StepTime, estimate_step
@@ -23,6 +24,7 @@ class Request:
     Attributes:
         host: bytes of memory of the machine that runs retriever and Redis; None: not known, so nothing is checked.
         passages: of the corpus, where its index is not here; None: unknown.
+        retriever: what a replica of the retriever runs on, and how many there are.
     """
 
     shape: Shape
@@ -30,6 +32,7 @@ class Request:
     assumed: Assumptions = field(default_factory=Assumptions)
     host: int | None = None
     passages: int | None = None
+    retriever: Machine = USUAL_MACHINE
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Plan:
     Attributes:
         is_colocated: whether rollout and trainer share their GPUs.
         hosts: memory of machines, by service.
+        retrieval: queries a second that are needed and given; None: nothing is searched.
     """
 
     request: Request
@@ -48,6 +52,7 @@ class Plan:
     trainer: Memory
     hosts: tuple[Part, ...]
     step: StepTime
+    retrieval: Retrieval | None
 
     @property
     def gpus(self) -> int:
@@ -59,7 +64,8 @@ class Plan:
     def problems(self) -> tuple[str, ...]:
         """What does not fit, in one sentence each."""
         found = self._describe_trainer(), self._describe_rollout(), self._describe_shards(), self._describe_host()
-        return tuple(filter(None, found))
+        searches = self.retrieval.describe_problem() if self.retrieval else ""
+        return tuple(filter(None, (*found, searches)))
 
     def _describe_trainer(self) -> str:
         memory = self.trainer
@@ -121,6 +127,8 @@ def make_plan(settings: Settings, request: Request) -> Plan:
         settings, shape, limit, work, assumed, assumed.context + assumed.workspaces if is_colocated else 0
     )
     trainer = estimate_trainer(settings, shape, limit, assumed, assumed.asleep if is_colocated else 0)
+    step = estimate_step(settings, shape, request.gpu, work, training, rollout, assumed, is_colocated)
+    searched = work.trajectories * work.searches / step.sampling
     return Plan(
         request=request,
         is_colocated=is_colocated,
@@ -128,7 +136,8 @@ def make_plan(settings: Settings, request: Request) -> Plan:
         rollout=rollout,
         trainer=trainer,
         hosts=tuple(list_host_parts(settings, shape, training, request.passages)),
-        step=estimate_step(settings, shape, request.gpu, work, training, rollout, assumed, is_colocated),
+        step=step,
+        retrieval=estimate_retrieval(settings, request.retriever, assumed, request.passages, searched),
     )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forage_cli.planning.changes import apply_changes
 from forage_cli.planning.plan import Plan, Request, make_plan
+from forage_cli.planning.retrieval.capacity import list_cheaper
 from forage_cli.planning.split import find_faster_split
 from forage_common.errors import SettingsError
 from forage_common.settings import AdvantageEstimator, Settings
@@ -36,6 +37,8 @@ def find_remedies(settings: Settings, request: Request) -> list[Remedy]:
     plan = make_plan(settings, request)
     if plan.fits:
         return []
+    if request.passages is None and plan.retrieval is not None:  # an index of another type holds the same passages
+        request = replace(request, passages=plan.retrieval.passages)
     found: list[Remedy] = []
     for kind in _list_kinds(settings, plan):
         for changes in kind:
@@ -94,6 +97,8 @@ def _list_kinds(settings: Settings, plan: Plan) -> list[Iterator[dict[str, objec
         kinds.append(_shard_less(settings))
     if not plan.fits_host:
         kinds.append(_save_more_often(settings))
+    if plan.retrieval is not None and not plan.retrieval.fits:
+        kinds += list_cheaper(settings, plan.retrieval)
     return kinds
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from forage_cli.planning.parts import Memory, Part, format_gib, format_seconds
 from forage_cli.planning.plan import Plan, to_gib
 from forage_cli.planning.remedies import Remedy
+from forage_cli.planning.retrieval.capacity import Retrieval, format_rate
 from forage_cli.planning.split import Split
 
 FORMAT = 1
@@ -28,14 +29,16 @@ def describe_plan(plan: Plan, remedies: Sequence[Remedy], faster: tuple[Split, P
     yield ""
     yield from _describe_step(plan)
     yield ""
+    if plan.retrieval is not None:
+        yield from describe_retrieval(plan.retrieval)
+        yield ""
     if plan.fits:
         yield "It fits."
     for problem in plan.problems:
         yield f"Does not fit: {problem}."
     for remedy in remedies:
         more = f"{remedy.plan.gpus} GPUs, " if remedy.plan.gpus > plan.gpus else ""
-        took = format_seconds(remedy.plan.step.total)
-        yield f"  would fit with {remedy} ({more}trainer {_share(remedy.plan.trainer)}, step {took})"
+        yield f"  would fit with {remedy} ({more}{_describe_remedied(remedy.plan)})"
     if plan.problems and not remedies:
         yield "  no change of settings that was tried makes it fit"
     yield _describe_balance(plan)
@@ -69,6 +72,7 @@ def to_json(plan: Plan, remedies: Sequence[Remedy], faster: tuple[Split, Plan] |
             "full_length_sequences": rollout.full_length,
         },
         "hosts": [_part_to_json(part) for part in plan.hosts],
+        "retrieval": None if plan.retrieval is None else _retrieval_to_json(plan.retrieval),
         "step_s": {
             "prefill": round(step.prefill, 2),
             "decode": round(step.decode, 2),
@@ -94,6 +98,21 @@ def _memory_to_json(memory: Memory) -> dict[str, Any]:
         "limit_gib": to_gib(memory.limit),
         "fits": memory.fits,
         "parts": [_part_to_json(part) for part in memory.parts],
+    }
+
+
+def _retrieval_to_json(retrieval: Retrieval) -> dict[str, Any]:
+    ratio, cost = retrieval.given_over_needed, retrieval.cost
+    return {
+        "needed_qps": round(retrieval.needed, 2),
+        "mean_qps": round(retrieval.mean, 2),
+        "peak_qps": round(retrieval.peak, 2),
+        "given_qps": None if retrieval.given is None else round(retrieval.given, 2),
+        "given_over_needed": None if ratio is None else round(ratio, 2),
+        "cpu_s": None if cost is None else round(cost.total, 6),
+        "recall_at_3": None if cost is None else cost.recall,
+        "threads": retrieval.threads,
+        "why": retrieval.why,
     }
 
 
@@ -151,6 +170,31 @@ def _describe_step(plan: Plan) -> Iterator[str]:
             yield f"  {name:<20} {seconds:8.1f} s"
 
 
+def describe_retrieval(retrieval: Retrieval) -> Iterator[str]:
+    """Lines of what a run searches, and what its retriever answers."""
+    machines = f"{retrieval.machine.replicas} × {retrieval.machine.cpus} CPUs, {retrieval.threads} thread(s) each"
+    yield f"searches: {retrieval.why}; {machines}"
+    mean = f"{format_rate(retrieval.mean)} on average, " if retrieval.mean else ""
+    limit = format_seconds(retrieval.limit_s)
+    all_at_once = f"{format_rate(retrieval.peak)} to answer {retrieval.searching} at once within {limit}"
+    yield f"  {'needed':<20} {retrieval.needed:8.0f} queries/s   {mean}{all_at_once}"
+    if retrieval.cost is None or retrieval.given is None or retrieval.given_over_needed is None:
+        yield f"  {'given':<20} {'?':>8}"
+        return
+    cost = retrieval.cost
+    parts = f"CPU ms a query: encoding {1000 * cost.encoding:.1f}, search {1000 * cost.search:.1f}"
+    recall = "" if cost.recall is None else f"; recall@3 {cost.recall:.3f}"
+    yield f"  {'given':<20} {retrieval.given:8.0f} queries/s   {parts}{recall}"
+    yield f"  {'given / needed':<20} {retrieval.given_over_needed:8.1f}"
+
+
+def _describe_remedied(plan: Plan) -> str:
+    """What a remedy changes: memory and time, and searches where they are checked."""
+    ratio = plan.retrieval.given_over_needed if plan.retrieval else None
+    searches = "" if ratio is None else f", searches {ratio:.1f} times what is needed"
+    return f"trainer {_share(plan.trainer)}, step {format_seconds(plan.step.total)}{searches}"
+
+
 def _describe_balance(plan: Plan) -> str:
     step = plan.step
     if plan.is_colocated:
@@ -168,6 +212,11 @@ def _describe_assumptions(plan: Plan) -> Iterator[str]:
     yield f"  --mfu {assumed.mfu:g} of {gpu.flops / 1e12:.0f} TFLOP/s in training, {assumed.prefill_mfu:g} in prefill"
     yield f"  --bandwidth-use {assumed.bandwidth_use:g} of {gpu.bandwidth / 1e9:.0f} GB/s in generation"
     yield f"  --fill {assumed.fill:g} of every length and of the searches, on average; --search-s {assumed.search_s:g}"
+    machine = plan.request.retriever
+    yield (
+        f"  --retriever-cpus {machine.cpus} --retriever-replicas {machine.replicas}, of which each further thread uses "
+        f"{assumed.thread_use:g} (--thread-use)"
+    )
     yield f"  --disk-gbs {assumed.disk / 1e9:g} for policies; {assumed.pcie / 1e9:g} GB/s between GPU and host"
     yield "Not counted: checkpoints, validation, communication (in the MFU), and what else uses the GPUs."
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def evaluate_index(
     console.print(_build_quality_table(quality, f"{folder}: {len(index.corpus)} passages, {len(questions)} questions"))
     report: dict[str, Any] = {"quality": quality}
     if sweep:
-        report["sweep"] = _sweep_settings(index, questions)
+        report["sweep"] = measure_efforts(index, questions)
         console.print(_build_sweep_table(report["sweep"]))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -106,8 +107,18 @@ def _measure_quality(index: load.Index, mode: str, questions: Sequence[Question]
     }
 
 
-def _sweep_settings(index: load.Index, questions: Sequence[Question]) -> list[dict[str, Any]]:
-    """Overlap with exact search and queries per second of the vector search alone, over its settings."""
+def measure_efforts(
+    index: load.Index,
+    questions: Sequence[Question],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[dict[str, Any]]:
+    """Overlap with exact search and queries per second of the vector search alone, over its settings.
+
+    `progress` gets the number of points that are done, and of all.
+
+    Raises:
+        SettingsError: the index has no vectors, or exact search is not possible.
+    """
     from forage_retriever.search.dense import DenseIndex
     from forage_retriever.search.vector_index import Effort
 
@@ -121,22 +132,25 @@ def _sweep_settings(index: load.Index, questions: Sequence[Question]) -> list[di
     exact = vectors.search_exact(queries, max(DEPTHS))
     if exact is None:
         raise SettingsError("a sweep compares with exact search: build the index with its vectors stored")
-    points = []
-    for ef_search in EF_SEARCH if vectors.has_graph else (1,):
-        for nprobe in [cells for cells in NPROBE if cells <= vectors.cells] or [1]:
-            for refine in REFINE if vectors.stores_vectors else (1,):
-                effort = Effort(ef_search, nprobe, refine)
-                nearest = vectors.search(queries, max(DEPTHS), effort=effort)[1]
-                search = partial(vectors.search, topk=TIMED_TOPK, effort=effort)
-                points.append(
-                    {
-                        "ef_search": ef_search if vectors.has_graph else None,
-                        "nprobe": nprobe if vectors.cells else None,
-                        "refine": refine if vectors.stores_vectors else None,
-                        "top10": round(compute_overlap(nearest, exact), 4),
-                        "qps": measure_throughput(search, queries, BATCH, SECONDS)["qps"],
-                    }
-                )
+    efforts = itertools.product(
+        EF_SEARCH if vectors.has_graph else (1,),
+        [cells for cells in NPROBE if cells <= vectors.cells] or [1],
+        REFINE if vectors.stores_vectors else (1,),
+    )
+    points: list[dict[str, Any]] = []
+    for effort in (all_efforts := [Effort(*one) for one in efforts]):
+        nearest = vectors.search(queries, max(DEPTHS), effort=effort)[1]
+        search = partial(vectors.search, topk=TIMED_TOPK, effort=effort)
+        points.append(
+            {
+                "ef_search": effort.ef_search if vectors.has_graph else None,
+                "nprobe": effort.nprobe if vectors.cells else None,
+                "refine": effort.refine if vectors.stores_vectors else None,
+                "top10": round(compute_overlap(nearest, exact), 4),
+                "qps": measure_throughput(search, queries, BATCH, SECONDS)["qps"],
+            }
+        )
+        progress(len(points), len(all_efforts))
     return points
 
 

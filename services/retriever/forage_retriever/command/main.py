@@ -1,4 +1,4 @@
-"""`forage index`: builds, inspects, verifies, measures and converts indexes, in the retriever's environment."""
+"""`forage index`: builds, inspects, verifies, measures, tunes and converts indexes, in the retriever's environment."""
 
 from __future__ import annotations
 
@@ -181,6 +181,23 @@ def evaluate(
     from forage_retriever.command.evaluate import evaluate_index
 
     evaluate_index(folder, questions, load_settings(config, overrides or []).retriever, out, sweep)
+
+
+@app.command(epilog="[bold]Example[/]: forage index tune wiki questions.jsonl --out tuned.yaml")
+def tune(
+    folder: Folder,
+    questions: Annotated[Path, typer.Argument(help="JSONL: question, gold_ids.", show_default=False)],
+    overrides: Overrides = None,
+    recall: Annotated[
+        float, typer.Option(help="Share of the exact ten nearest that the vector search must find.", min=0.01, max=1)
+    ] = 0.95,
+    out: Annotated[Path | None, typer.Option(help="File for the settings (YAML).", show_default=False)] = None,
+    config: Config = None,
+) -> None:
+    """Choose weights of hybrid search, nprobe, ef_search and refine by half of the questions; the others judge."""
+    from forage_retriever.command.tune import tune_index
+
+    tune_index(folder, questions, load_settings(config, overrides or []).retriever, recall, out)
 
 
 @app.command(epilog="[bold]Example[/]: forage index bench wiki --seconds 10 retriever.threads=4")
