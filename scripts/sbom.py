@@ -71,14 +71,15 @@ def read_python_components(lock: str, licenses: dict[str, str]) -> Iterator[Comp
         name = normalize(found)
         hashes = [HashType(alg=HashAlgorithm.SHA_256, content=one) for one in re.findall(r"sha256:(\w{64})", rest)]
         purl = PackageURL("pypi", name=name, version=version)
-        page = XsUri(f"https://pypi.org/project/{name}/{version.partition('+')[0]}/")
+        # Not a page of one index: files come from whichever is configured.
+        files = ExternalReference(type=ExternalReferenceType.DISTRIBUTION, url=XsUri(purl.to_string()), hashes=hashes)
         yield Component(
             name=name,
             version=version,
             bom_ref=purl.to_string(),
             purl=purl,
             licenses=_make_licenses(licenses.get(name)),
-            external_references=[ExternalReference(type=ExternalReferenceType.DISTRIBUTION, url=page, hashes=hashes)],
+            external_references=[files],
         )
 
 

@@ -101,6 +101,7 @@ class PolicyCache:
             announcement names a direct sender; it raises a `ForageError` if it fails.
         offer: told each policy that is held, and its files, which lose their names before they are patched.
         check: called with each policy before anything of it is read; raises `PolicyError` where it may not be.
+        copies_all: also policies that are whole and on this machine, for who must load the bytes that were verified.
 
     Attributes:
         received: folders whose files came that other way.
@@ -115,10 +116,11 @@ class PolicyCache:
         receive: Receive | None = None,
         offer: Callable[[Policy, Held], None] | None = None,
         check: Callable[[Policy], None] = lambda policy: None,
+        copies_all: bool = False,
     ) -> None:
         self.received = self.fallbacks = 0
         self._folder = folder
-        self._receive, self._offer, self._check = receive, offer, check
+        self._receive, self._offer, self._check, self._copies_all = receive, offer, check, copies_all
         self._work_limit_s = work_limit_s
         self._readers_limit_s = readers_limit_s
 
@@ -138,7 +140,8 @@ class PolicyCache:
         with contextlib.ExitStack() as stack:
             try:
                 is_sent = self._receive is not None and policy.HasField("direct")
-                local = find_local_folder(policy.uri) if len(parts) == 1 and not is_sent else None
+                is_copied = self._copies_all or is_sent or len(parts) > 1
+                local = None if is_copied else find_local_folder(policy.uri)
                 if local is not None:
                     # Whoever wrote that folder may write to it again, so each reader hashes it.
                     held = Held(parts[-1].content, verify_files(policy, local))

@@ -233,10 +233,12 @@ def test_a_function_does_only_what_its_caller_could_do_command_by_command(
         except redis.ResponseError as error:
             refused = "permission" in str(error) or "ACL failure" in str(error)
     rights = RIGHTS[role]
-    if script in rights.scripts:
+    if script in rights.all_scripts:
         assert not refused
+    if role is Role.CLI and not is_read_only(script):
+        assert refused == (script not in rights.all_scripts)
     if role in (Role.CONSOLE, Role.EXPORTER, Role.KEDA):
-        assert refused == (script not in rights.scripts)
+        assert refused == (script not in rights.all_scripts)
         assert not admin.exists(*keys)
 
 
@@ -254,6 +256,32 @@ def test_an_engine_cannot_publish_nor_change_what_was_trained_on(
         with pytest.raises(SettingsError, match="refuses this client"):
             act()
     assert not admin.keys("*")
+
+
+@pytest.mark.parametrize("stream", ["prompts", "trajectories", "validation-before", "issued:prompts", "ledger"])
+def test_the_command_line_changes_no_prompt_and_no_trajectory(
+    admin: redis.Redis, server: RedisSettings, open_as: Callable[..., StreamClient], stream: str
+) -> None:
+    trainer = open_as(Role.TRAINER)
+    trainer.acquire_epoch()
+    trainer.create_groups()
+    assert trainer.issue(Prompt(group_uid="uid", batch=1))
+    key, before = trainer.key(stream), {name: admin.dump(name) for name in admin.keys("*")}
+    writing = {name.decode() for name in admin.execute_command("COMMAND LIST FILTERBY ACLCAT write")}
+    lengths = {name: length for name, length in list_server_commands(admin).items() if name in writing}
+    assert {"del", "xadd", "set", "xtrim", "xgroup|destroy"} <= set(lengths)
+    for name, length in lengths.items():
+        words = [*name.split("|"), key]
+        words += ["1"] * (length - len(words))
+        answer = admin.execute_command("ACL DRYRUN", "forage-cli", *words)
+        creates = name == "xgroup|create" and stream in ("prompts", "trajectories")
+        assert (answer == b"OK") == creates, (words, answer)
+    with redis.Redis.from_url(server.url, username="forage-cli", password="word-of-cli") as client:
+        for words in (["DEL", key], ["XADD", key, "*", "m", "x"], ["SET", key, "x"], ["XTRIM", key, "MAXLEN", "0"]):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.execute_command(*words)
+        assert client.exists(key) == admin.exists(key)
+    assert {name: admin.dump(name) for name in admin.keys("*")} == before
 
 
 def test_a_user_without_functions_waits_for_the_administrator(

@@ -24,6 +24,8 @@ WAIT_S = 10.0
 _CHECKS = 2
 READ_S = 30.0
 """How long a request may take to arrive, once there is room for it."""
+CHECK_S = 2.0
+"""The same of health checks, and how long they wait for room: they are a few bytes, and anybody may send them."""
 
 
 class NoRoomError(Exception):
@@ -125,20 +127,19 @@ class RoomInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         handler = await continuation(details)
         if handler is None or handler.request_streaming:
             return handler
-        room = self._room_of_checks if details.method.startswith(OPEN_SERVICE) else self._room
-        return self._wrapped.setdefault(details.method, self._wrap(handler, room))
+        return self._wrapped.setdefault(details.method, self._wrap(handler, details.method.startswith(OPEN_SERVICE)))
 
-    def _wrap(self, handler: Any, room: MessageRoom) -> Any:
+    def _wrap(self, handler: Any, is_check: bool) -> Any:
         parse = handler.request_deserializer
 
         async def answer(_: Any, context: Any) -> Any:
-            async with self._admit(room, context) as place:
-                request = parse(await _read(context, place))
+            async with self._admit(is_check, context) as place:
+                request = parse(await _read(context, place, CHECK_S if is_check else READ_S))
                 return await handler.unary_unary(request, context)
 
         async def answer_stream(_: Any, context: Any) -> AsyncIterator[Any]:
-            async with self._admit(room, context) as place:
-                request = parse(await _read(context, place))
+            async with self._admit(is_check, context) as place:
+                request = parse(await _read(context, place, CHECK_S if is_check else READ_S))
                 async for reply in handler.unary_stream(request, context):
                     yield reply
 
@@ -148,9 +149,12 @@ class RoomInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return grpc.stream_unary_rpc_method_handler(answer, None, handler.response_serializer)
 
     @asynccontextmanager
-    async def _admit(self, room: MessageRoom, context: Any) -> AsyncIterator[Place]:
+    async def _admit(self, is_check: bool, context: Any) -> AsyncIterator[Place]:
         try:
-            place = await room.take(room.largest)
+            if is_check:
+                place = await self._room_of_checks.take(self._room.largest, CHECK_S)
+            else:
+                place = await self._room.take(self._room.largest)
         except NoRoomError as error:
             self._shed.inc()
             await _refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
@@ -160,12 +164,12 @@ class RoomInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             place.shrink(0)
 
 
-async def _read(context: Any, place: Place) -> Any:
+async def _read(context: Any, place: Place, limit_s: float) -> Any:
     try:
-        async with asyncio.timeout(READ_S):
+        async with asyncio.timeout(limit_s):
             content = await context.read()  # not the iterator, whose frame would keep the bytes
     except TimeoutError:
-        await _refuse(context, grpc.StatusCode.DEADLINE_EXCEEDED, f"the request did not arrive within {READ_S:g} s")
+        await _refuse(context, grpc.StatusCode.DEADLINE_EXCEEDED, f"the request did not arrive within {limit_s:g} s")
     if content is grpc.aio.EOF:
         await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "the call has no request: send one message")
     place.shrink(len(content))

@@ -1,11 +1,11 @@
 """The users of a server, and what each may do: the one table from which access lists are made.
 
-A user's rights are commands and keys. Functions need no list of their own: the server checks each command of a
-function against the rights of its caller, so a function lets nobody do more than its commands one by one. (An access
-list could name functions, `+fcall|NAME`, but Redis calls that form deprecated, and names change with every upgrade.)
-Nobody but the administrator may bring Lua: EVAL, SCRIPT LOAD and FUNCTION LOAD are refused to all others, as are all
-commands that Redis calls dangerous or of administration, except INFO, which says how much memory is left. No user may
-use channels: Forage has none.
+A user's rights are commands and keys, and further commands for some keys alone (selectors). Functions need no list of
+their own: the server checks each command of a function against the rights of its caller, so a function lets nobody do
+more than its commands one by one. (An access list could name functions, `+fcall|NAME`, but Redis calls that form
+deprecated, and names change with every upgrade.) Nobody but the administrator may bring Lua: EVAL, SCRIPT LOAD and
+FUNCTION LOAD are refused to all others, as are all commands that Redis calls dangerous or of administration, except
+INFO, which says how much memory is left. No user may use channels: Forage has none.
 """
 
 from __future__ import annotations
@@ -44,6 +44,21 @@ _CALL = ("fcall", *_CALL_READING)
 
 
 @dataclass(frozen=True)
+class Grant:
+    """Commands that a user may send for some keys alone: a selector of the access list.
+
+    Attributes:
+        keys: keys of the run, which it reads and changes.
+        commands: those it sends itself, and those of the scripts that are not granted for all of its keys.
+        scripts: those whose functions it calls.
+    """
+
+    keys: tuple[str, ...]
+    commands: tuple[str, ...]
+    scripts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Rights:
     """What one user may do.
 
@@ -51,20 +66,32 @@ class Rights:
         commands: those it sends itself.
         scripts: those whose functions it calls; it may send their commands too.
         reads: keys of the run, as patterns.
-        writes: keys that it also changes.
+        writes: keys that it also changes, with each of these commands.
+        grants: keys that it also changes, with few commands.
     """
 
     commands: tuple[str, ...]
     scripts: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
+    grants: tuple[Grant, ...] = ()
+
+    @property
+    def common_commands(self) -> tuple[str, ...]:
+        """Commands for all keys of the user."""
+        return tuple(sorted({*self.commands, *(command for name in self.scripts for command in list_commands(name))}))
 
     @property
     def all_commands(self) -> tuple[str, ...]:
-        return tuple(sorted({*self.commands, *(command for name in self.scripts for command in list_commands(name))}))
+        return tuple(sorted({*self.common_commands, *(word for grant in self.grants for word in grant.commands)}))
+
+    @property
+    def all_scripts(self) -> tuple[str, ...]:
+        return (*self.scripts, *(name for grant in self.grants for name in grant.scripts))
 
 
 _ALL_KEYS = ("*",)
+_PUBLISH = ("acquire_epoch", "publish")
 RIGHTS: Mapping[Role, Rights] = {
     # It issues, acknowledges and publishes.
     Role.TRAINER: Rights(
@@ -97,15 +124,20 @@ RIGHTS: Mapping[Role, Rights] = {
             *("environments", "dtype", "writes"),
         ),
     ),
-    # It looks, and `forage up` and `forage ask` publish the policy that they serve.
+    # It looks, and `forage up` and `forage ask` publish the policy that they serve. Of the streams of prompts and
+    # trajectories it creates the groups, and changes nothing in them.
     Role.CLI: Rights(
         commands=(
-            *(*_CONNECT, *_FIND_NODE, *_CONFIRM, *_CALL, "info"),
-            *("exists", "get", "hget", "hgetall", "memory|usage", "xlen"),
+            *(*_CONNECT, *_FIND_NODE, *_CONFIRM, *_CALL_READING, "info"),
+            *("exists", "get", "hget", "hgetall", "hlen", "memory|usage", "xlen"),
         ),
-        scripts=("acquire_epoch", "create_group", "publish", "read_replicas", "touch"),
+        scripts=("read_replicas",),
         reads=_ALL_KEYS,
-        writes=("epoch", "policy", "announced", "served", "prompts", "trajectories", "writes"),
+        grants=(
+            Grant(("epoch", "policy", "announced", "served"), ("fcall", "hset", "set", "xadd"), _PUBLISH),
+            Grant(("prompts", "trajectories"), ("fcall", "xgroup|create"), ("create_group",)),
+            Grant(("writes",), ("fcall", "incr"), ("touch",)),
+        ),
     ),
     Role.CONSOLE: Rights(
         commands=(*_CONNECT, *_FIND_NODE, *_CALL_READING, "info", "get", "hget", "memory|usage", "xlen"),
@@ -158,7 +190,12 @@ def list_rules(role: Role, run: str | None = None) -> list[str]:
     prefix = f"forage:{{{run or '*'}}}:"
     reads = [f"%R~{prefix}{key}" for key in rights.reads]
     writes = [f"~{prefix}{key}" for key in rights.writes]
-    return [*reads, *writes, "-@all", *(f"+{command}" for command in rights.all_commands)]
+    common = [*reads, *writes, "-@all", *(f"+{command}" for command in rights.common_commands)]
+    grants = []
+    for grant in rights.grants:
+        words = [*(f"~{prefix}{key}" for key in grant.keys), "-@all", *(f"+{command}" for command in grant.commands)]
+        grants.append(f"({' '.join(words)})")
+    return [*common, *grants]
 
 
 def describe_user(role: Role, passwords: Sequence[str], run: str | None = None, prefix: str = "forage") -> str:

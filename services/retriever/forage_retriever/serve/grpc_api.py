@@ -12,10 +12,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from forage_common.addresses import bind
-from forage_common.call_guard import CallGuard
 from forage_common.errors import UnavailableError
-from forage_common.security.grpc_tokens import make_interceptors
-from forage_common.security.message_room import UNREAD, MessageRoom, Place, RoomInterceptor
+from forage_common.security.call_limits import guard_calls, limit_connections
+from forage_common.security.message_room import MessageRoom, Place
 from forage_common.security.tls import make_grpc_server_credentials
 from forage_common.security.tokens import open_token_file
 from forage_common.settings import Settings
@@ -158,20 +157,14 @@ class GrpcServer:
         options = [
             ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-            *UNREAD,
+            *limit_connections(),
             ("grpc.so_reuseport", 0),  # else a second server would silently share the port
         ]
         room = MessageRoom(MAX_BYTES_IN_PROGRESS, MAX_REQUEST_BYTES)
         credentials = make_grpc_server_credentials(settings.tls, "retriever")
         tokens = open_token_file(settings.retriever.auth_token_file, "retriever.auth_token_file")
         self._server = grpc.aio.server(
-            options=options,
-            maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
-            interceptors=(
-                *make_interceptors(tokens, "retriever/grpc"),
-                RoomInterceptor(room, "retriever/grpc"),
-                CallGuard(),
-            ),
+            options=options, interceptors=guard_calls(tokens, room, "retriever/grpc", MAX_CONCURRENT_CALLS)
         )
         self._server.add_generic_rpc_handlers((_build_handlers(RetrieverServicer(retrieval, ready, room)),))
         self._probes = health.aio.HealthServicer()

@@ -16,9 +16,8 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import generate_latest
 
 from forage_common.addresses import bind
-from forage_common.call_guard import CallGuard
-from forage_common.security.grpc_tokens import make_interceptors
-from forage_common.security.message_room import UNREAD, MessageRoom, RoomInterceptor
+from forage_common.security.call_limits import guard_calls, limit_connections
+from forage_common.security.message_room import MessageRoom
 from forage_common.security.tls import make_grpc_server_credentials
 from forage_common.security.tokens import open_token_file
 from forage_common.settings import Settings
@@ -216,16 +215,12 @@ async def _start_grpc(
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.so_reuseport", int(shared)),  # otherwise a second service would share the port unnoticed
         ("grpc.max_connection_age_ms", CONNECTION_AGE_MS),
-        *UNREAD,
+        *limit_connections(),
     ]
     credentials = make_grpc_server_credentials(settings.tls, "reward")
     tokens = open_token_file(settings.reward.auth_token_file, "reward.auth_token_file")
-    interceptors = (
-        *make_interceptors(tokens, "reward/grpc"),
-        RoomInterceptor(servicer.room, "reward/grpc"),
-        CallGuard(),
-    )
-    server = grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
+    interceptors = guard_calls(tokens, servicer.room, "reward/grpc", MAX_CONCURRENT_CALLS)
+    server = grpc.aio.server(options=options, interceptors=interceptors)
     reward_pb2_grpc.add_RewardServicer_to_server(servicer, server)
     probes = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(probes, server)

@@ -11,11 +11,10 @@ from typing import Any, NoReturn
 import grpc
 
 from forage_common.addresses import bind
-from forage_common.call_guard import CallGuard
 from forage_common.errors import UnavailableError
 from forage_common.security.audit import name_grpc_caller, record_act
-from forage_common.security.grpc_tokens import make_interceptors
-from forage_common.security.message_room import UNREAD, MessageRoom, RoomInterceptor
+from forage_common.security.call_limits import guard_calls, limit_connections
+from forage_common.security.message_room import MessageRoom
 from forage_common.security.tls import make_grpc_server_credentials
 from forage_common.security.tokens import TokenFile
 from forage_common.settings import TlsSettings
@@ -172,10 +171,10 @@ def make_server(address: str, servicer: RolloutServicer, token: TokenFile | None
     room = MessageRoom(_BYTES_IN_PROGRESS, _REQUEST_BYTES)
     credentials = make_grpc_server_credentials(tls, "rollout")
     server = grpc.aio.server(
-        interceptors=(*make_interceptors(token, "rollout/grpc"), RoomInterceptor(room, "rollout/grpc"), CallGuard()),
+        interceptors=guard_calls(token, room, "rollout/grpc"),
         options=[
             ("grpc.so_reuseport", 0),
-            *UNREAD,
+            *limit_connections(),
             ("grpc.max_receive_message_length", _REQUEST_BYTES),
             ("grpc.max_send_message_length", _REPLY_BYTES),
         ],

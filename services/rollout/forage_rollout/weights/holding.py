@@ -15,17 +15,19 @@ from forage_policies.cache import Held, PolicyCache
 def open_cache(settings: Settings) -> PolicyCache:
     """Open the cache of this machine; with `transport=direct` it receives what a trainer sends, and sends it on.
 
+    Where signatures are required, what is loaded is a copy in it: a folder that was verified may be written to again.
+
     Raises:
         SettingsError: a key file of the section `security` is wrong.
     """
     weights, check = settings.rollout.weights, Admission(settings).check
-    folder = weights.cache_dir.resolve()
+    folder, copies_all = weights.cache_dir.resolve(), settings.security.require_signed
     if weights.transport != "direct":
-        return PolicyCache(folder, check=check)
+        return PolicyCache(folder, check=check, copies_all=copies_all)
     from forage_rollout.weights.direct_receiver import DirectReceiver  # imports torch
 
     receiver = DirectReceiver()
-    return PolicyCache(folder, receive=receiver.receive, offer=receiver.offer, check=check)
+    return PolicyCache(folder, receive=receiver.receive, offer=receiver.offer, check=check, copies_all=copies_all)
 
 
 @asynccontextmanager

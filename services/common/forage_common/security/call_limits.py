@@ -1,0 +1,136 @@
+"""Bounds the calls and connections of a gRPC server, so that strangers take no room from callers with a token."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from forage_common.call_guard import CallGuard
+from forage_common.security.grpc_tokens import OPEN_SERVICE, make_interceptors
+from forage_common.security.message_room import SHED, UNREAD, MessageRoom, RoomInterceptor
+from forage_common.security.tokens import TokenFile
+
+MAX_WATCHERS = 32
+"""Calls of health's `Watch` at a time, which last as long as their callers like and need no token."""
+MAX_CHECKS = 64
+"""Other calls of health at a time."""
+HANDSHAKE_MS = 10_000
+"""Time for TLS and the first frames of HTTP/2; gRPC itself gives two minutes."""
+IDLE_MS = 300_000
+"""How long a connection without calls stays; clients connect again with their next call."""
+PING_MS, PING_REPLY_MS = 60_000, 20_000
+"""How often a server asks whether the other end of a call is there, and how long it waits for the reply."""
+
+_WATCH = OPEN_SERVICE + "Watch"
+
+
+def limit_connections() -> list[tuple[str, int]]:
+    """Options of a server: handshakes, connections without calls, and callers that are gone end in time."""
+    return [
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+        ("grpc.max_connection_idle_ms", IDLE_MS),
+        ("grpc.keepalive_time_ms", PING_MS),
+        ("grpc.keepalive_timeout_ms", PING_REPLY_MS),
+        ("grpc.http2.ping_timeout_ms", PING_REPLY_MS),  # the one that this version of gRPC obeys
+        ("grpc.http2.max_pings_without_data", 0),  # any number: else it asks twice, and never again
+        *UNREAD,
+    ]
+
+
+def guard_calls(
+    tokens: TokenFile | None, room: MessageRoom, wire: str, most: int | None = None
+) -> tuple[grpc.aio.ServerInterceptor, ...]:
+    """The interceptors of a server, in their order.
+
+    Args:
+        wire: service and protocol, for metrics and logs: reward/grpc.
+        most: calls at a time, health checks and refused callers not counted; None: any number.
+    """
+    # Calls are counted behind the token: a limit of gRPC's own would count strangers too.
+    return (*make_interceptors(tokens, wire), CallLimits(wire, most), RoomInterceptor(room, wire), CallGuard())
+
+
+class _Calls:
+    """Calls of one kind that are in progress. For one event loop."""
+
+    def __init__(self, most: int, what: str) -> None:
+        self._most = most
+        self._what = what
+        self._count = 0
+
+    def describe_excess(self) -> str | None:
+        """Why there is no room for one more; None if there is."""
+        return f"{self._count} {self._what} are in progress: try later" if self._count >= self._most else None
+
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        self._count += 1
+        try:
+            yield
+        finally:
+            self._count -= 1
+
+
+class CallLimits(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Refuses calls beyond so many at a time with RESOURCE_EXHAUSTED, unread, those of health apart from all others.
+
+    The next interceptor must be `RoomInterceptor` or `CallGuard`: replies of a stream come from an asynchronous
+    generator.
+
+    Args:
+        wire: service and protocol, for the metric: reward/grpc.
+        most: calls at a time; None: any number.
+    """
+
+    def __init__(self, wire: str, most: int | None) -> None:
+        self._calls = None if most is None else _Calls(most, "calls, as many as this service takes,")
+        self._watchers = _Calls(MAX_WATCHERS, "watchers of its health, as many as this service takes,")
+        self._checks = _Calls(MAX_CHECKS, "health checks, as many as this service takes,")
+        self._shed = SHED.labels(wire)
+        self._wrapped: dict[str, Any] = {}
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
+        if (wrapped := self._wrapped.get(details.method)) is not None:
+            return wrapped
+        handler = await continuation(details)
+        calls = self._find(details.method)
+        if handler is None or calls is None:
+            return handler
+        return self._wrapped.setdefault(details.method, self._wrap(handler, calls))
+
+    def _find(self, method: str) -> _Calls | None:
+        if not method.startswith(OPEN_SERVICE):
+            return self._calls
+        return self._watchers if method == _WATCH else self._checks
+
+    def _wrap(self, handler: Any, calls: _Calls) -> Any:
+        inner = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+
+        async def answer(request: Any, context: Any) -> Any:
+            if excess := calls.describe_excess():
+                await self._refuse(context, excess)
+            with calls.enter():
+                return await inner(request, context)
+
+        async def answer_stream(request: Any, context: Any) -> AsyncIterator[Any]:
+            if excess := calls.describe_excess():
+                await self._refuse(context, excess)
+            with calls.enter():
+                async for reply in inner(request, context):
+                    yield reply
+
+        make = {
+            (False, False): grpc.unary_unary_rpc_method_handler,
+            (False, True): grpc.unary_stream_rpc_method_handler,
+            (True, False): grpc.stream_unary_rpc_method_handler,
+            (True, True): grpc.stream_stream_rpc_method_handler,
+        }[bool(handler.request_streaming), bool(handler.response_streaming)]
+        chosen = answer_stream if handler.response_streaming else answer
+        return make(chosen, handler.request_deserializer, handler.response_serializer)
+
+    async def _refuse(self, context: Any, sentence: str) -> None:
+        self._shed.inc()
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, sentence)
