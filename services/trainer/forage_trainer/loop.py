@@ -366,6 +366,7 @@ class TrainingLoop:
         if manifest.data != self._data_digest:
             get_logger().warning("training_data_changed", since_step=manifest.step)
         self._worker.load(state)
+        self._checkpoints.require_unchanged(state)
         manifest.restore_parts(self._parts)
         self._version = manifest.step
         self._disk(partial(self._metrics_file.rewind, manifest.step))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,6 +149,45 @@ def test_an_unsigned_checkpoint_is_resumed_from_where_signatures_are_not_require
     assert open_checkpoints(tmp_path, require_signed=False).find_newest() is not None
     with pytest.raises(UserError, match="step_5 is not signed"):
         open_checkpoints(tmp_path).find_newest()
+
+
+def overwrite(state: Path) -> None:
+    file = state / "optimizer.pt"
+    times = file.stat()
+    with file.open("r+b") as stream:
+        stream.write(b"MOMENTS")
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def overwrite_and_restore(state: Path) -> None:
+    before = (state / "optimizer.pt").read_bytes()
+    overwrite(state)
+    (state / "optimizer.pt").write_bytes(before)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (overwrite, "optimizer.pt"),
+        (overwrite_and_restore, "optimizer.pt"),
+        (lambda state: (state / "optimizer.pt").unlink(), "optimizer.pt"),
+        (lambda state: (state / "model/more.pt").write_text(""), "model"),
+    ],
+    ids=["overwritten", "overwritten and restored", "removed", "added"],
+)
+def test_a_checkpoint_that_changes_between_its_check_and_its_loading_ends_the_start(
+    checkpoint: Path, tmp_path: Path, change: Callable[[Path], object], name: str
+) -> None:
+    checkpoints = open_checkpoints(tmp_path)
+    found = checkpoints.find_newest()
+    assert found is not None
+    checkpoints.require_unchanged(found[0])
+    time.sleep(0.02)  # the clock of a file system has ticks
+    change(found[0])
+    with pytest.raises(UserError, match=rf"state/{name} was changed while the checkpoint was verified and loaded"):
+        checkpoints.require_unchanged(found[0])
+    lenient = open_checkpoints(tmp_path, require_signed=False)
+    lenient.require_unchanged(found[0])
 
 
 def test_an_export_asks_for_the_signature_and_follows_no_name_out_of_the_folder(

@@ -36,6 +36,7 @@ from forage_trainer.checkpoints.manifest import (
     parse_step,
     read_checkpoint,
     sign_checkpoint,
+    stamp_files,
 )
 from forage_trainer.files import (
     RANK_DIGESTS,
@@ -86,6 +87,7 @@ class Checkpoints:
         self._signatures = signatures or RunSignatures(SecuritySettings(), "")
         self._threads = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[Path] | None = None
+        self._seen: dict[Path, dict[str, tuple[int, ...]]] = {}
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
 
@@ -256,8 +258,10 @@ class Checkpoints:
                 and a run that begins anew instead would lose its work.
         """
         for step in self.list_steps():
+            state = self._path(step) / STATE
             try:
-                return self._path(step) / STATE, read_checkpoint(self._path(step), self._signatures)
+                self._seen = {state: stamp_files(state)}  # before the digests: what is written meanwhile differs
+                return state, read_checkpoint(self._path(step), self._signatures)
             except SignatureError as error:
                 raise UserError(
                     f"{error}: if you trust it, resume once with security.require_signed=false; else remove its folder"
@@ -265,6 +269,23 @@ class Checkpoints:
             except DataError as error:
                 get_logger().warning("checkpoint_skipped", reason=str(error))
         return None
+
+    def require_unchanged(self, state: Path) -> None:
+        """Return if what has been loaded from a state folder is what `find_newest` has verified.
+
+        A copy would be safe without this, and twice as large as what is often the largest thing on a disk. Times of
+        change (ctime) cannot be set back by who may write to a file.
+
+        Raises:
+            UserError: signatures are required, and a file was written to, replaced, added or removed meanwhile.
+        """
+        if not self._signatures.is_required or (now := stamp_files(state)) == (before := self._seen.get(state, {})):
+            return
+        name = min(name for name in now.keys() | before.keys() if now.get(name) != before.get(name))
+        raise UserError(
+            f"{state / name} was changed while the checkpoint was verified and loaded, and security.require_signed is"
+            " set: find out who writes there, and start again"
+        )
 
     def list_steps(self) -> list[int]:
         """List the steps of all checkpoints, the newest first."""

@@ -6,6 +6,7 @@ a key to sign with, `step_<n>/manifest.sig`, the signature of the manifest.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -152,6 +153,16 @@ def read_checkpoint(folder: Path, signatures: RunSignatures | None = None) -> Ma
         which = [*(f"{name} changed" for name in altered), *(f"{name} added" for name in added)]
         raise DataError(f"the checkpoint {folder} is damaged ({', '.join(which)} since): take another")
     return manifest
+
+
+def stamp_files(state: Path) -> dict[str, tuple[int, ...]]:
+    """What changes when a file of a state folder is written, replaced, added or removed; {} where it is gone."""
+    stamps: dict[str, tuple[int, ...]] = {}
+    for path in state.rglob("*"):
+        with contextlib.suppress(OSError):  # it is being removed; a checkpoint that lacks it is refused
+            stat = path.stat()
+            stamps[str(path.relative_to(state))] = stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+    return stamps
 
 
 def sign_checkpoint(folder: Path, manifest: Manifest, signatures: RunSignatures) -> None:
