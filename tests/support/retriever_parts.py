@@ -13,13 +13,16 @@ from types import SimpleNamespace
 import httpx
 from prometheus_client import REGISTRY
 
+from forage_common.settings import RetrievalMode, RetrieverSettings, Settings
 from forage_common.telemetry.health import Health
 from forage_retriever.corpus.read import Passage
 from forage_retriever.corpus.store import Corpus, CorpusWriter
 from forage_retriever.hits import Filters, Hit, Searcher
 from forage_retriever.index.load import Index
+from forage_retriever.serve.front import Front
+from forage_retriever.serve.grpc_api import GrpcServer
 from forage_retriever.serve.http_api import make_app
-from forage_retriever.serve.retrieval import Retrieval
+from forage_retriever.serve.retrieval import Results, Retrieval
 from forage_retriever.serve.source import LocalSource
 
 DEFAULT_TOPK = 3
@@ -82,3 +85,38 @@ def open_http_client(
     """A client of the HTTP application, in this process."""
     app = make_app(core, health or Health(), swap)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://retriever")
+
+
+@asynccontextmanager
+async def serve_shard(index: Index, address: str, max_waiting: int = 1000) -> AsyncIterator[Retrieval]:
+    """Serve an index over gRPC."""
+    core = Retrieval(DEFAULT_TOPK, 30.0)
+    core.set_source(LocalSource(index, max_waiting))
+    server = GrpcServer(Settings(retriever=RetrieverSettings(grpc_address=address)), core, Health())
+    await server.start()
+    try:
+        yield core
+    finally:
+        await server.stop(0)
+        await core.stop()
+
+
+@asynccontextmanager
+async def serve_merger(
+    *addresses: str, timeout_s: float = 30.0, mode: RetrievalMode = RetrievalMode.BM25
+) -> AsyncIterator[Retrieval]:
+    """A retrieval over the retrievers at these addresses."""
+    settings = RetrieverSettings(mode=mode, shards=addresses, queue_timeout_s=timeout_s, max_waiting=100)
+    merged = Front(Settings(retriever=settings), Health())
+    core = Retrieval(DEFAULT_TOPK, timeout_s)
+    core.set_source(merged)
+    await asyncio.wait_for(merged.start(), 30)
+    try:
+        yield core
+    finally:
+        await core.stop()
+
+
+def list_ids(results: Results) -> list[list[str]]:
+    """The ids that were found, by query."""
+    return [[result.passages.ids[hit.row] for hit in result.hits] for result in results.per_query]

@@ -18,6 +18,22 @@ Filters: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 """Fields of the corpus and the accepted values of each, both sorted; a passage must pass every filter."""
 
 
+ROUNDING = 1e-6
+"""Scores of BM25 that differ by no more, relatively, are equal but for the order of sums in single precision."""
+
+
+def sort_scores(scores: Sequence[float]) -> list[int]:
+    """Places of scores, best first; those that differ from the one before by rounding at most keep their order."""
+    places = sorted(range(len(scores)), key=lambda place: -scores[place])
+    ordered: list[int] = []
+    begin = 0
+    for end in range(1, len(places) + 1):
+        if end == len(places) or scores[places[end - 1]] - scores[places[end]] > ROUNDING * abs(scores[places[end]]):
+            ordered += sorted(places[begin:end])
+            begin = end
+    return ordered
+
+
 class Searcher(Protocol):
     """Searches a corpus. Thread-safe; other queries of a call change the scores of a query by rounding at most."""
 

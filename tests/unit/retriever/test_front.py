@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY
-from retriever_parts import DEFAULT_TOPK, Recorder, open_http_client, record_bm25
+from retriever_parts import Recorder, list_ids, open_http_client, record_bm25, serve_merger, serve_shard
 
 from forage_common.errors import SettingsError
 from forage_common.settings import RerankSettings, RetrievalMode, RetrieverSettings, Settings
@@ -21,8 +21,7 @@ from forage_retriever.index.load import Index
 from forage_retriever.serve import front as fronts
 from forage_retriever.serve.batcher import OverloadedError
 from forage_retriever.serve.front import Front
-from forage_retriever.serve.grpc_api import GrpcServer
-from forage_retriever.serve.retrieval import NotReadyError, Results, Retrieval
+from forage_retriever.serve.retrieval import NotReadyError
 from forage_retriever.serve.source import InvalidRequestError, LocalSource
 
 NAMES = ["Norway", "Oslo", "Bergen", "Kandy", "Colombo", "Galle", "Kandi", "Cotonou"]
@@ -40,36 +39,6 @@ def halves(tmp_path_factory: pytest.TempPathFactory) -> tuple[Index, Index]:
         settings = RetrieverSettings(mode=RetrievalMode.BM25, cache_dir=Path(folder), filter_fields=("lang",))
         shard_addresses.append(index.load_index(file, settings, lambda _: None))
     return shard_addresses[0], shard_addresses[1]
-
-
-@asynccontextmanager
-async def serve_shard(index: Index, address: str, max_waiting: int = 1000) -> AsyncIterator[Retrieval]:
-    core = Retrieval(DEFAULT_TOPK, 30.0)
-    core.set_source(LocalSource(index, max_waiting))
-    server = GrpcServer(Settings(retriever=RetrieverSettings(grpc_address=address)), core, Health())
-    await server.start()
-    try:
-        yield core
-    finally:
-        await server.stop(0)
-        await core.stop()
-
-
-@asynccontextmanager
-async def serve_merger(*addresses: str, timeout_s: float = 30.0) -> AsyncIterator[Retrieval]:
-    settings = RetrieverSettings(mode=RetrievalMode.BM25, shards=addresses, queue_timeout_s=timeout_s, max_waiting=100)
-    merged = Front(Settings(retriever=settings), Health())
-    core = Retrieval(DEFAULT_TOPK, timeout_s)
-    core.set_source(merged)
-    await asyncio.wait_for(merged.start(), 30)
-    try:
-        yield core
-    finally:
-        await core.stop()
-
-
-def list_ids(results: Results) -> list[list[str]]:
-    return [[result.passages.ids[hit.row] for hit in result.hits] for result in results.per_query]
 
 
 def is_up(address: str) -> bool:

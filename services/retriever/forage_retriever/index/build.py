@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -17,6 +17,9 @@ from forage_retriever.index.manifest import CORPUS_FOLDER, ShardEntry
 from forage_retriever.index.progress import Report
 from forage_retriever.index.recipe import CORPUS_RECIPE, Recipe
 from forage_retriever.index.workspace import Workspace, hold_workspace, open_workspace
+
+if TYPE_CHECKING:
+    from forage_retriever.search.corpus_statistics import CorpusStatistics
 
 _WHOLE = "whole"
 
@@ -43,15 +46,17 @@ def build_index(
         else:
             corpus = stages.store_corpus(workspace, corpus_file, source, recipe.filter_fields, report, _WHOLE)
             _build_shards(workspace, recipe, name, corpus, shards, report)
-            workspace.drop(_WHOLE)
+            for name in (_WHOLE, stages.STATISTICS):
+                workspace.drop(name)
         workspace.finish(final)
 
 
 def _build_shards(workspace: Workspace, recipe: Recipe, name: str, whole: Corpus, shards: int, report: Report) -> None:
     if shards > len(whole):
         raise UserError(f"--shards {shards} is more than the {len(whole)} passages of the corpus: cut it into fewer")
-    for number in range(shards):
-        begin, end = number * len(whole) // shards, (number + 1) * len(whole) // shards
+    ends = [(number + 1) * len(whole) // shards for number in range(shards)]
+    statistics = stages.count_words(workspace, recipe, whole, ends, report)
+    for number, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
 
         def write(folder: Path, begin: int = begin, end: int = end) -> None:
             writer = CorpusWriter(folder, recipe.filter_fields)
@@ -68,12 +73,18 @@ def _build_shards(workspace: Workspace, recipe: Recipe, name: str, whole: Corpus
                 key = compute_digest(CORPUS_RECIPE, whole.digest, str(begin), str(end))
                 corpus = Corpus(part.stage(CORPUS_FOLDER, key, write))
                 shard = ShardEntry(number=number, of=shards, first=begin)
-                _build_parts(part, recipe, name, corpus, report_shard, shard)
+                _build_parts(part, recipe, name, corpus, report_shard, shard, statistics)
                 part.finish(final)
 
 
 def _build_parts(
-    workspace: Workspace, recipe: Recipe, name: str, corpus: Corpus, report: Report, shard: ShardEntry | None = None
+    workspace: Workspace,
+    recipe: Recipe,
+    name: str,
+    corpus: Corpus,
+    report: Report,
+    shard: ShardEntry | None = None,
+    statistics: CorpusStatistics | None = None,
 ) -> None:
     """Build everything of one index folder beside its corpus."""
     space.check_disk(
@@ -82,7 +93,7 @@ def _build_parts(
     encoder = recipe.encoder
     if encoder is not None:
         space.check_build_memory(recipe.factory, encoder.dimension, len(corpus))
-    bm25 = stages.build_bm25(workspace, recipe, corpus, report)
+    bm25 = stages.build_bm25(workspace, recipe, corpus, report, statistics, shard.number if shard else 0)
     dense = None
     if encoder is not None:
         key = compute_digest(corpus.digest, encoder.digest)

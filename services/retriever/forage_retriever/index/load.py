@@ -116,6 +116,12 @@ def _open_index(folder: Path, description: Manifest, settings: RetrieverSettings
         from forage_retriever.search import bm25
 
         bm25_index = bm25.Bm25Index(folder / BM25_FOLDER, corpus.columns)
+        if description.shard is not None and bm25_index.statistics is None:
+            get_logger().warning(
+                "shard_scores_by_itself",
+                why=f"{folder} lacks the statistics of the whole corpus: its BM25 scores are not quite those of one index",
+                remedy="build the shards again with `forage index build --shards`",
+            )
         searchers |= {RetrievalMode.BM25: bm25_index, TITLE: bm25.TitleIndex(bm25_index)}
     if encoder is not None:
         from forage_retriever.search.dense import DenseIndex

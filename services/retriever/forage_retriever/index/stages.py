@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -25,10 +25,13 @@ from forage_retriever.index.recipe import CORPUS_RECIPE, Recipe
 from forage_retriever.index.workspace import Workspace
 from forage_retriever.search import vectors as vectors_file
 
+if TYPE_CHECKING:
+    from forage_retriever.search.corpus_statistics import CorpusStatistics
+
 PART = 4096
 """Passages that are encoded between two checkpoints."""
 
-_VECTORS, _TRAINED = "vectors", "trained"
+_VECTORS, _TRAINED, STATISTICS = "vectors", "trained", "statistics"
 _REPORT_EVERY = 1000
 
 
@@ -48,17 +51,56 @@ def store_corpus(
     return Corpus(workspace.stage(whole or manifest.CORPUS_FOLDER, key, write, temporary=bool(whole)))
 
 
-def build_bm25(workspace: Workspace, recipe: Recipe, corpus: Corpus, report: Report) -> manifest.Bm25Entry | None:
-    """Build the BM25 index; None where the recipe asks for dense search alone."""
+def count_words(
+    workspace: Workspace, recipe: Recipe, whole: Corpus, ends: Sequence[int], report: Report
+) -> CorpusStatistics | None:
+    """The statistics by which the shards of a corpus score BM25, as the temporary stage `STATISTICS`.
+
+    Args:
+        ends: of the shards, each the number of passages until there.
+
+    Returns:
+        None where the recipe asks for dense search alone.
+    """
+    if recipe.mode is RetrievalMode.DENSE:
+        return None
+    from forage_retriever.search import bm25, corpus_statistics
+
+    key = compute_digest(corpus_statistics.RECIPE, bm25.RECIPE, whole.digest, *map(str, ends))
+
+    def write(folder: Path) -> None:
+        bm25.count_words(folder, whole, ends, key, lambda done: report("counting words", done, len(whole)))
+
+    return corpus_statistics.CorpusStatistics(workspace.stage(STATISTICS, key, write, temporary=True))
+
+
+def build_bm25(
+    workspace: Workspace,
+    recipe: Recipe,
+    corpus: Corpus,
+    report: Report,
+    statistics: CorpusStatistics | None = None,
+    number: int = 0,
+) -> manifest.Bm25Entry | None:
+    """Build the BM25 index; None where the recipe asks for dense search alone.
+
+    Args:
+        statistics: of the corpus whose shard `number` this is; None: of a corpus in one index.
+    """
     if recipe.mode is RetrievalMode.DENSE:
         workspace.drop(manifest.BM25_FOLDER)  # of a killed build of another mode
         return None
     from forage_retriever.search import bm25
 
-    digest = compute_digest(bm25.RECIPE, corpus.digest, *recipe.filter_fields)
+    shared = [] if statistics is None else [statistics.digest, str(number)]
+    digest = compute_digest(bm25.RECIPE, corpus.digest, *recipe.filter_fields, *shared)
 
     def write(folder: Path) -> None:
-        bm25.build_bm25_index(folder, corpus, lambda done: report("indexing words", done, len(corpus)))
+        bm25.build_bm25_index(
+            folder, corpus, lambda done: report("indexing words", done, len(corpus)), statistics, number
+        )
+        if statistics is not None:
+            statistics.copy(folder / STATISTICS)
 
     workspace.stage(manifest.BM25_FOLDER, digest, write)
     return manifest.Bm25Entry(digest=digest, recipe=bm25.RECIPE)

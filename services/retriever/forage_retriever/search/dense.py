@@ -45,5 +45,6 @@ class DenseIndex:
         vectors = self.encoder.encode_queries([queries[place] for place in searched])
         scores, rows = self.vectors.search(vectors, topk, mask)
         for place, own_rows, own_scores in zip(searched, rows.tolist(), scores.tolist(), strict=True):
-            results[place] = [Hit(row, score) for row, score in zip(own_rows, own_scores, strict=True) if row >= 0]
+            hits = [Hit(row, score) for row, score in zip(own_rows, own_scores, strict=True) if row >= 0]
+            results[place] = sorted(hits, key=lambda hit: (-hit.score, hit.row))  # FAISS leaves ties in any order
         return results

@@ -1,7 +1,8 @@
 """The front: searches all shards of a corpus at once and merges their results.
 
-Scores of one ranking are compared across shards: inner products are the same as in one index; BM25 scores differ
-slightly, because a shard counts words in its own passages. Hybrid search fuses the merged rankings as one process does.
+Scores of one ranking are compared across shards: inner products are the same as in one index, and so are BM25 scores,
+but for rounding, because a shard knows the statistics of the whole corpus. Hybrid search fuses the merged rankings as
+one process does.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import Wait, waiting
 from forage_common.v1 import retriever_pb2
 from forage_retriever import artifacts
-from forage_retriever.hits import Hit, Provenance
+from forage_retriever.hits import Hit, Provenance, sort_scores
 from forage_retriever.index.load import TITLE
 from forage_retriever.search import hybrid
 from forage_retriever.serve.batcher import SHED, OverloadedError, SearchOptions
@@ -173,13 +174,14 @@ class Front:
         """The result of one query, from the replies of all shards to each ranking in turn."""
         passages = _MergedPassages()
         rankings: list[list[Hit]] = []
-        for begin in range(0, len(replies), len(self._shards)):
+        count = len(self._shards)
+        for number, plan in enumerate(self._plan_rankings(options)):
             ranking: list[Hit] = []
-            for shard, reply in enumerate(replies[begin : begin + len(self._shards)]):
+            for shard, reply in enumerate(replies[number * count : (number + 1) * count]):
                 part = reply.results[place] if reply is not None else retriever_pb2.DocumentList()
                 for document, row in zip(part.documents, part.rows, strict=True):
                     ranking.append(Hit(passages.add(shard, document.id, row), document.score))
-            rankings.append(sorted(ranking, key=lambda hit: -hit.score))  # ties keep the order of the corpus
+            rankings.append(_sort_hits(ranking, plan.mode))
         if len(rankings) > 1:
             depth = hybrid.choose_depth(options.topk)
             rows = [[hit.row for hit in ranking[:depth]] for ranking in rankings]
@@ -199,6 +201,13 @@ class Front:
         if len(encoders := {shard.provenance.encoder for shard in self._shards if shard.provenance}) > 1:
             get_logger().error("shards_disagree", encoders=sorted(encoders), remedy="build all shards with one encoder")
         report_provenance(self.provenance)
+
+
+def _sort_hits(hits: Sequence[Hit], mode: str) -> list[Hit]:
+    """The hits of all shards, best first; ties keep the order of the corpus."""
+    if mode == RetrievalMode.DENSE:
+        return sorted(hits, key=lambda hit: -hit.score)
+    return [hits[place] for place in sort_scores([hit.score for hit in hits])]
 
 
 @lru_cache(16)
