@@ -174,9 +174,7 @@ class _WordCounts:
         """Words as sorted numbers, and the passages that have each."""
         new = np.fromiter(map(_hash_word, self._recent), np.uint64, len(self._recent))
         words = np.concatenate((self._words, new))
-        passages = np.concatenate(
-            (self._passages, np.fromiter(self._recent.values(), np.uint32, len(self._recent)))
-        )
+        passages = np.concatenate((self._passages, np.fromiter(self._recent.values(), np.uint32, len(self._recent))))
         self._recent.clear()
         if len(words):
             order = np.argsort(words, kind="stable")
