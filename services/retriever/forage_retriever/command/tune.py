@@ -74,8 +74,8 @@ def tune_index(
             report["vectors"] = effort
     if len(report) == 2:
         raise SettingsError(
-            f"{folder} has nothing to tune: its vector search is exact or has no stored vectors to compare with, and"
-            " hybrid search needs BM25 and vectors (`forage index build --mode hybrid`)"
+            f"{folder} has nothing to tune: its vector search is exact, or has no stored vectors to compare with"
+            " (`forage index convert --vectors float16`), and hybrid search needs BM25 and vectors (`--mode hybrid`)"
         )
     for name, describe in (("hybrid", _describe_fusion), ("vectors", _describe_effort)):
         if name in report:
@@ -159,14 +159,14 @@ def _tune_effort(
     vectors = dense.vectors
     if not (vectors.has_graph or vectors.cells or vectors.stores_vectors):
         return None
-    task = progress.add_task("searching vectors", total=None)
-    points = measure_efforts(index, tuned, lambda done, total: progress.update(task, completed=done, total=total))
-    reached = [point for point in points if point["top10"] >= recall]
-    chosen = max(reached, key=lambda point: point["qps"]) if reached else max(points, key=lambda point: point["top10"])
     queries = dense.encoder.encode_queries([question.text for question in held_out])
     exact = vectors.search_exact(queries, TOPK)
     if exact is None:
         return None
+    task = progress.add_task("searching vectors", total=None)
+    points = measure_efforts(index, tuned, lambda done, total: progress.update(task, completed=done, total=total))
+    reached = [point for point in points if point["top10"] >= recall]
+    chosen = max(reached, key=lambda point: point["qps"]) if reached else max(points, key=lambda point: point["top10"])
     from forage_retriever.search.vector_index import Effort
 
     swept = {name: chosen[name] for name in ("ef_search", "nprobe", "refine") if chosen[name] is not None}
