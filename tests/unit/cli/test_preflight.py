@@ -110,6 +110,18 @@ def test_a_remote_model_needs_no_weights_and_cannot_be_trained(tmp_path: Path) -
         preflight.check_files(settings)
 
 
+def test_an_index_of_lucene_is_refused_with_the_command_that_builds_one(tmp_path: Path) -> None:
+    write_smallest_model(tmp_path)
+    (tmp_path / "bm25").mkdir()
+    (tmp_path / "bm25/segments_1").touch()
+    (tmp_path / "corpus.jsonl").write_text('{"id": "1", "contents": "x"}\n')
+    paths = [f"model.path={tmp_path / 'model'}", f"data.corpus={tmp_path}/corpus.jsonl"]
+    settings = load_settings(None, [*paths, f"retriever.index={tmp_path}/bm25"])
+    command = rf"forage index build {tmp_path}/bm25-forage --mode bm25 --corpus {tmp_path}/corpus\.jsonl"
+    with pytest.raises(UserError, match=rf"retriever\.index: .*{command}"):
+        preflight.check_files(settings, training=False)
+
+
 def test_trajectories_longer_than_a_micro_batch_are_refused_with_the_numbers(tmp_path: Path) -> None:
     write_smallest_model(tmp_path)
     corpus = tmp_path / "corpus.jsonl"

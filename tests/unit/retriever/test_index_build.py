@@ -392,3 +392,21 @@ def test_an_interrupted_build_says_that_its_work_is_kept(capsys: pytest.CaptureF
     with pytest.raises(KeyboardInterrupt), open_report():
         raise KeyboardInterrupt
     assert capsys.readouterr().err == "stopped: the same command resumes from here\n"
+
+
+def test_a_lucene_index_is_refused_with_the_command_that_builds_one(
+    loading: Callable[..., load.Index], settings: RetrieverSettings, built: Callable[..., Path], tmp_path: Path
+) -> None:
+    lucene = tmp_path / "save/bm25"
+    lucene.mkdir(parents=True)
+    for name in ("segments_1", "_0.cfs", "_0.si"):
+        (lucene / name).touch()
+    remedy = f"forage index build {lucene}-forage --mode bm25 --corpus"
+    for index in (lucene, lucene.parent):
+        with pytest.raises(UserError, match=remedy):
+            loading(settings.model_copy(update={"index": index}))
+    with pytest.raises(UserError, match=remedy):
+        manifest.read_manifest(lucene)
+    recipe = Recipe.from_settings(settings, None)
+    with pytest.raises(UserError, match=remedy):
+        convert_index(lucene, tmp_path / "new", tmp_path / ".new", recipe, lambda *_: None)

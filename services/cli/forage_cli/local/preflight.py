@@ -13,6 +13,7 @@ from pathlib import Path
 from forage_cli.local.stack import Program, find_interpreter, list_addresses, measure_free_gib
 from forage_common.addresses import port_in_use_error, split_address
 from forage_common.errors import DataError, UserError
+from forage_common.files.lucene import explain_lucene
 from forage_common.files.model_folder import check_model_folder
 from forage_common.settings import ENV_PREFIX, Settings
 
@@ -41,6 +42,8 @@ def check_files(settings: Settings, training: bool = True) -> None:
         raise UserError(f"rollout.engine.endpoint is {endpoint}: a remote model cannot be trained; unset it")
     check_model_folder(settings.model.path, weights=not endpoint)
     check_corpus(settings.data.corpus)
+    if settings.retriever.index is not None and (lucene := explain_lucene(settings.retriever.index)):
+        raise UserError(f"retriever.index: {lucene}")
     check_environments(settings)
     if training:
         settings.check_sampling()

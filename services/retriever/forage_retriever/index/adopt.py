@@ -9,6 +9,7 @@ import numpy as np
 
 from forage_common.errors import DataError, UserError
 from forage_common.files import durable
+from forage_common.files.lucene import explain_lucene
 from forage_retriever.artifacts import compute_digest
 from forage_retriever.corpus import read
 from forage_retriever.corpus.store import Corpus
@@ -35,6 +36,8 @@ def adopt_index(
         UserError: they do not belong together, or not to the recipe's encoder, or the machine is at fault.
     """
     assert recipe.encoder is not None
+    if lucene := explain_lucene(faiss_file):
+        raise UserError(f"--faiss: {lucene}")
     encoder = recipe.encoder
     index_type = _check_type(faiss_file, encoder.dimension)
     source, file_digest = read.hash_corpus(corpus_file), read.hash_corpus(faiss_file)

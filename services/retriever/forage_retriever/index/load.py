@@ -119,7 +119,7 @@ def _open_index(folder: Path, description: Manifest, settings: RetrieverSettings
         if description.shard is not None and bm25_index.statistics is None:
             get_logger().warning(
                 "shard_scores_by_itself",
-                why=f"{folder} lacks the statistics of the whole corpus: its BM25 scores differ from those of one index",
+                why=f"{folder} lacks the statistics of the whole corpus: its BM25 scores are not those of one index",
                 remedy="build the shards again with `forage index build --shards`",
             )
         searchers |= {RetrievalMode.BM25: bm25_index, TITLE: bm25.TitleIndex(bm25_index)}

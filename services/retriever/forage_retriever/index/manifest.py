@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from forage_common.errors import DataError, UserError
 from forage_common.files import durable
+from forage_common.files.lucene import explain_lucene
 from forage_common.settings import RetrievalMode
 from forage_retriever.artifacts import compute_digest, hash_files
 from forage_retriever.encoders.encoder import Encoder
@@ -146,6 +147,8 @@ def read_manifest(folder: Path) -> Manifest:
             raise UserError(f"index {folder} is of format {format}, not {FORMAT}: build it again")
         content = _DigestedManifest.model_validate_json(text)
     except OSError as error:
+        if lucene := explain_lucene(folder):
+            raise UserError(lucene) from None
         reason = f"{folder} is not an index ({MANIFEST_FILE}: {error.strerror})"
         shards = len(list_shards(folder))
         remedy = (
