@@ -29,6 +29,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import zstandard
 
+from forage_common.devices import count_cpus
 from forage_common.errors import ForageError
 from forage_policies.parallel import map_parallel
 from forage_policies.tensors import read_headers
@@ -261,7 +262,7 @@ def _add(block: _Block, stream: BinaryIO, bits: Bits) -> None:
 
 
 def _count_threads() -> int:
-    return min(16, len(os.sched_getaffinity(0)))  # more than a few only wait for memory
+    return min(16, count_cpus())  # more than a few only wait for memory
 
 
 def _encode_block(old: Bits, new: Bits) -> tuple[int, int, bytes, bytes] | None:

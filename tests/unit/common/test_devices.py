@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from forage_common.devices import find_cuda_version, resolve_device
+from forage_common import devices
+from forage_common.devices import count_cpus, find_cuda_version, resolve_device
 from forage_common.errors import UserError
 
 
@@ -29,3 +33,50 @@ def test_the_build_decides_where_the_setting_does_not(torch: Path) -> None:
     else:
         with pytest.raises(UserError, match=r"trainer.device is gpu, .* built for CPUs: .*make setup DEVICE=gpu"):
             resolve_device("gpu", "trainer.device", torch)
+
+
+def write_groups(folder: Path, own: str, **files: str) -> tuple[Path, Path]:
+    """Control groups: the file that names those of this process, and their root."""
+    for name, text in files.items():
+        file = folder / "groups" / name.replace("__", "/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    (folder / "own").write_text(own)
+    return folder / "groups", folder / "own"
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "cpus"),
+    [
+        ("0::/\n", {"cpu.max": "max 100000\n"}, 64),
+        ("0::/\n", {"cpu.max": "400000 100000\n"}, 4),
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 2),
+        ("0::/\n", {"cpu.max": "149000 100000\n"}, 1),
+        ("0::/\n", {"cpu.max": "10000 100000\n"}, 1),
+        ("0::/\n", {"cpu.max": "no number"}, 64),
+        ("0::/\n", {}, 64),
+        ("0::/pods/one\n", {"pods__one__cpu.max": "max 100000", "pods__cpu.max": "300000 100000"}, 3),
+        ("0::/pods/one\n", {"cpu.max": "300000 100000"}, 3),
+        ("0::/../../other\n", {"cpu.max": "300000 100000"}, 3),
+        ("4:cpu,cpuacct:/docker/a\n2:memory:/docker/a\n",
+         {"cpu,cpuacct__cpu.cfs_quota_us": "600000", "cpu,cpuacct__cpu.cfs_period_us": "100000"}, 6),
+        ("4:cpu:/\n", {"cpu__cpu.cfs_quota_us": "-1", "cpu__cpu.cfs_period_us": "100000"}, 64),
+    ],
+)  # fmt: skip
+def test_cpus_are_those_of_the_containers_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, files: dict[str, str], cpus: int
+) -> None:
+    groups, names = write_groups(tmp_path, own, **files)
+    monkeypatch.setattr(devices, "_CGROUPS", groups)
+    monkeypatch.setattr(devices, "_OWN_CGROUPS", names)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)))
+    assert count_cpus() == cpus
+
+
+def test_cpus_are_at_most_those_that_the_process_may_run_on() -> None:
+    assert 1 <= count_cpus() <= len(os.sched_getaffinity(0))
+    first = min(os.sched_getaffinity(0))
+    code = (
+        f"import os; os.sched_setaffinity(0, [{first}]); from forage_common.devices import count_cpus as c; print(c())"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "1"

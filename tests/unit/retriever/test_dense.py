@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from forage_common.settings import RetrieverSettings
 from forage_retriever.corpus.columns import UnknownFieldError
 from forage_retriever.corpus.store import Corpus
 from forage_retriever.encoders.encoder import Encoder
-from forage_retriever.search import faiss_build, faiss_gpu, flat_scan, vector_index
+from forage_retriever.search import faiss_build, flat_scan, vector_index
 from forage_retriever.search.dense import DenseIndex
 from forage_retriever.search.vector_index import Effort, VectorIndex
 from forage_retriever.search.vectors import VECTORS_FILE
@@ -276,38 +275,6 @@ def test_refinement_without_vectors_names_the_setting(tmp_path: Path) -> None:
 )
 def test_vectors_are_stored_for_codes_of_less_than_a_byte_per_dimension(factory: str, wanted: bool) -> None:
     assert faiss_build.needs_stored_vectors(factory, DIMENSION) is wanted
-
-
-def test_a_gpu_index_is_searched_by_its_owner_thread_only() -> None:
-    seen: set[int] = set()
-
-    class Watched(faiss.IndexFlatIP):  # type: ignore[misc]
-        def search(self, *arguments: object, **named: object) -> object:
-            seen.add(threading.get_ident())
-            return super().search(*arguments, **named)
-
-    flat = Watched(DIMENSION)
-    flat.add(PASSAGES)
-    owner = faiss_gpu.ThreadPoolExecutor(1)
-    index = faiss_gpu.GpuIndex(None, flat, owner)
-    results: list[list[list[int]]] = []
-    callers = [
-        threading.Thread(target=lambda: results.append(index.search(QUERIES, 10, 32)[1].tolist())) for _ in range(4)
-    ]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
-    owner.shutdown()
-    assert results == [rank_best(QUERIES, 10)] * 4
-    assert len(seen) == 1
-    assert seen.isdisjoint({caller.ident for caller in callers} | {threading.get_ident()})
-
-
-def test_without_a_gpu_an_index_stays_on_the_cpu() -> None:
-    if faiss_gpu.count_devices():
-        pytest.skip("this machine has a GPU and faiss-gpu")
-    assert faiss_gpu.move_to_gpu(faiss.IndexFlatIP(DIMENSION)) is None
 
 
 @pytest.fixture

@@ -73,14 +73,3 @@ def test_a_damaged_export_is_named(encoder: Encoder, tmp_path: Path, repository:
         (tmp_path / folder.name / "model.onnx").write_bytes(b"no graph")
     with pytest.raises(UserError, match=r"encoder-\w+ cannot be read .*delete this folder and start again"):
         create_encoder(RetrieverSettings(cache_dir=tmp_path))
-
-
-def test_a_corpus_is_not_encoded_with_torch_for_gpus_that_are_hidden(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a driver, and GPUs of other services: `forage up` hides them from a retriever that has none of its own."""
-    (tmp_path / "version").touch()
-    monkeypatch.setattr("forage_retriever.encoders.factory._NVIDIA", tmp_path / "version")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    encoder = create_encoder(RetrieverSettings(cache_dir=repository / ".cache/retriever"), building=True)
-    assert type(encoder).__name__ == "OnnxEncoder"

@@ -47,12 +47,13 @@ def run_checks(config: Path | None, base_port: int | None) -> Iterator[Check]:
     from forage_cli.local import console, demo, nvidia, preflight, stack
     from forage_cli.local.redis.memory import check_redis
     from forage_cli.planning.streams import estimate_stream_memory, format_bytes
+    from forage_common.devices import count_cpus
     from forage_common.files.model_folder import check_model_folder
     from forage_common.settings import load_settings
 
     version = ".".join(map(str, sys.version_info[:3]))
     yield Check("python", version, "" if sys.version_info >= (3, 11) else "install Python 3.11 and run 'make setup'")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = count_cpus()
     yield Check("cores", str(cores), "" if cores >= 2 else "the demo is slow with fewer than two", fatal=False)
     memory = psutil.virtual_memory().available / 2**30
     yield Check("free memory", f"{memory:.1f} GiB", "" if memory >= 5 else "the demo needs 5 GiB: close something")

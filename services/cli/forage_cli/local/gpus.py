@@ -74,6 +74,7 @@ def assign_gpus(settings: Settings, programs: Sequence[Program]) -> Assignment:
             raise
         found = []
     _check_named({program: own or () for program, own in named.items()}, [gpu.number for gpu in found])
+    _check_retriever(settings, programs, wanted.retriever)
     if not found:
         return Assignment(settings, {})
     users = [program for program in users if _computes_on_gpus(settings, program, bool(named[program]))]
@@ -143,6 +144,19 @@ def _check_named(named: Mapping[Program, Sequence[int]], found: Sequence[int]) -
             if number not in found:
                 here = ", ".join(map(str, found)) or "none"
                 raise UserError(f"local.gpus.{program} has GPU {number}, and this machine has {here}: name these")
+
+
+def _check_retriever(settings: Settings, programs: Sequence[Program], gpus: Sequence[int]) -> None:
+    device = settings.retriever.device
+    if Program.RETRIEVER not in programs or settings.retriever.shards:
+        return
+    if device == "gpu" and not gpus:
+        raise UserError(
+            "retriever.device is gpu, and local.gpus.retriever gives it none: name its GPUs there, or set"
+            " retriever.device=cpu"
+        )
+    if device == "cpu" and gpus:
+        raise UserError("local.gpus.retriever has GPUs, and the retriever computes on CPUs: retriever.device is cpu")
 
 
 def _computes_on_gpus(settings: Settings, program: Program, is_named: bool) -> bool:

@@ -17,6 +17,7 @@ from forage_cli.local.processes import Service, Supervisor, end_leftovers
 from forage_cli.local.redis import users as redis_users
 from forage_common.addresses import split_address
 from forage_common.clients.health import list_health_urls, open_client
+from forage_common.devices import count_cpus
 from forage_common.errors import UserError
 from forage_common.security.handshakes import explain_tls
 from forage_common.settings import Settings, TlsSettings
@@ -196,7 +197,8 @@ class Stack:
             return Service(program, self._redis_command(), log, folder=self.folder / "redis")
         config = str(self.folder / "settings.yaml")
         command = [str(find_interpreter(program)), "-m", f"forage_{program}", "--config", config]
-        threads = {Program.TRAINER: self.settings.trainer.threads, Program.RETRIEVER: self.settings.retriever.threads}
+        searches = self.settings.retriever.threads or count_cpus()
+        threads = {Program.TRAINER: self.settings.trainer.threads, Program.RETRIEVER: searches}
         environment = {**_ENVIRONMENT, "OMP_NUM_THREADS": str(threads.get(program, 1))}
         environment[FOLDER_VARIABLE] = str(self.folder / STACKS)
         if self._loader is not None and program in _ROLES:

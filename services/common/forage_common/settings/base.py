@@ -19,7 +19,10 @@ Address = Annotated[str, Field(pattern=r"^[^:/\s]+:\d{1,5}$"), AfterValidator(_c
 # Whose parameters they are checks them, and names what it expected.
 Params = Annotated[dict[str, Annotated[float, AllowInfNan(True)] | int | str | bool], "map of values"]
 
-Device = Literal["auto", "cpu", "gpu"]
+Device = Annotated[
+    Literal["auto", "cpu", "gpu", "cuda"], AfterValidator(lambda device: "gpu" if device == "cuda" else device)
+]
+"""Where a service computes: auto, cpu or gpu; cuda is another word for gpu, and is read as such."""
 
 
 class Section(BaseModel):

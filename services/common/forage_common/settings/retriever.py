@@ -7,11 +7,13 @@ from pathlib import Path
 
 from pydantic import Field
 
-from forage_common.settings.base import Address, Section
+from forage_common.settings.base import Address, Device, Section
 
 
 class EncoderPrecision(StrEnum):
+    AUTO = "auto"
     INT8 = "int8"
+    FP16 = "fp16"
     FP32 = "fp32"
 
 
@@ -31,7 +33,10 @@ class EncoderSettings(Section):
         "auto",
         description="Prefixes, pooling and length of a model family: minilm, e5, bge, …; auto: by the model's name",
     )
-    precision: EncoderPrecision = Field(EncoderPrecision.INT8, description="Precision of the ONNX model on CPU")
+    precision: EncoderPrecision = Field(
+        EncoderPrecision.AUTO,
+        description="auto: fp16 on a GPU, int8 on CPUs; int8 computes on CPUs, fp16 on a GPU, fp32 on either",
+    )
     url: str = Field("", description="text-embeddings-inference endpoint that encodes queries instead; empty: none")
     timeout_s: float = Field(10.0, gt=0, description="Limit of one call to url")
 
@@ -84,4 +89,14 @@ class RetrieverSettings(Section):
     cache_dir: Path = Field(
         Path(".cache/retriever"), description="Folder of built indexes and converted encoders, named by their digest"
     )
-    threads: int = Field(1, ge=1, description="CPU threads of the encoder, the reranker and FAISS")
+    device: Device = Field(
+        "auto",
+        description="Where vectors are searched and texts encoded; gpu (or cuda): on every GPU that CUDA shows, or the"
+        " start fails; auto: there if it works and has room, else on CPUs",
+    )
+    threads: int = Field(
+        0,
+        ge=0,
+        description="CPU threads of the encoder, the reranker and FAISS, and of builds; 0: as many as the container's"
+        " CPU limit, or the machine's CPUs",
+    )

@@ -19,6 +19,7 @@ from forage_common.telemetry.logs import get_logger
 from forage_common.text.console import TextConsole
 from forage_retriever.command.questions import read_questions
 from forage_retriever.corpus.read import split_contents
+from forage_retriever.devices import count_threads
 from forage_retriever.index import load, manifest
 
 BATCHES = (1, 16, 64)
@@ -48,7 +49,7 @@ def benchmark_index(
             rows.append({"mode": mode, "batch": batch, **speed})
     memory = psutil.Process().memory_info()
     shared = getattr(memory, "shared", 0)
-    table = Table(title=f"{folder}: {len(index.corpus)} passages, {settings.threads} threads, top {TOPK}")
+    table = Table(title=f"{folder}: {len(index.corpus)} passages, {count_threads(settings)} threads, top {TOPK}")
     for title in ("mode", "batch", "queries/s", "CPU ms/query", "p50 ms", "p99 ms"):
         table.add_column(title, justify="left" if title == "mode" else "right")
     for row in rows:

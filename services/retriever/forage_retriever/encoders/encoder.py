@@ -14,14 +14,16 @@ Vectors: TypeAlias = "NDArray[np.float32]"
 
 
 class Encoder(Protocol):
-    """An encoder of texts. Thread-safe; the vector of a text does not depend on the other texts of a call.
+    """An encoder of texts. Thread-safe; the vector of a text does not depend on the other texts of a call, but by the
+    rounding of its last bits where it is computed with torch.
 
     Attributes:
         digest: SHA-256 of all that decides a vector: weights, tokenizer, convention, precision, recipe.
         family: SHA-256 of weights, tokenizer and convention alone: encoders of one family differ only by rounding. ""
             where it is unknown.
         model: its name.
-        precision: "int8", "fp32" or "remote".
+        precision: "int8", "fp16", "fp32" or "remote".
+        device: "cpu", a GPU as torch names it, or "remote".
         dimension: length of a vector.
     """
 
@@ -30,6 +32,7 @@ class Encoder(Protocol):
     model: str
     convention: Convention
     precision: str
+    device: str
     dimension: int
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:

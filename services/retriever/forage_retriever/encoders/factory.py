@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
-from forage_common.settings import RetrieverSettings
+from forage_common.errors import SettingsError
+from forage_common.settings import EncoderPrecision, RetrieverSettings
 from forage_common.telemetry.logs import get_logger
+from forage_retriever.devices import count_threads, find_gpus
 from forage_retriever.encoders import conventions, model_folder
 from forage_retriever.encoders.encoder import Encoder
 
 BUNDLED = "minilm"
-_NVIDIA = Path("/proc/driver/nvidia/version")
 
 
 def create_encoder(settings: RetrieverSettings, building: bool = False) -> Encoder:
-    """The encoder of `settings.encoder`, exported to ONNX first if it was not exported before.
+    """The encoder of `settings.encoder`: on a GPU with torch, on CPUs exported to ONNX if it was not exported before.
 
     Args:
-        building: whether it will encode a corpus. Then it may run on torch: on a GPU, or where the model's architecture
+        building: whether it will encode a corpus. Then it may run with torch on CPUs, where the model's architecture
             cannot be exported to ONNX.
 
     Raises:
@@ -38,24 +38,48 @@ def create_encoder(settings: RetrieverSettings, building: bool = False) -> Encod
     else:
         convention = conventions.infer_from_folder(folder)
     convention = replace(convention, max_tokens=model_folder.limit_max_tokens(folder, convention.max_tokens))
-    if building and _shows_gpu():
+    if (precision := choose_gpu_precision(settings)) is not None:
         from forage_retriever.encoders.torch_encoder import TorchEncoder
 
-        return TorchEncoder(chosen.model, folder, convention)
+        return TorchEncoder(chosen.model, folder, convention, precision, "cuda:0")
+    threads = count_threads(settings)
     from forage_retriever.encoders.onnx_encoder import OnnxEncoder
     from forage_retriever.encoders.onnx_model import ExportError
 
     try:
-        return OnnxEncoder(chosen.model, folder, convention, chosen.precision, settings.cache_dir, settings.threads)
+        precision = choose_cpu_precision(chosen.precision)
+        return OnnxEncoder(chosen.model, folder, convention, precision, settings.cache_dir, threads)
     except ExportError as error:
         if not building:
             raise
         get_logger().warning("encoding_with_torch", reason=str(error))
+        import torch
+
         from forage_retriever.encoders.torch_encoder import TorchEncoder
 
+        torch.set_num_threads(threads)  # it would take the machine's CPUs, whatever the container's limit
         return TorchEncoder(chosen.model, folder, convention)
 
 
-def _shows_gpu() -> bool:
-    """Whether there is a driver whose GPUs are not hidden from this process, as `forage up` hides those of others."""
-    return _NVIDIA.exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+def choose_gpu_precision(settings: RetrieverSettings) -> EncoderPrecision | None:
+    """The precision in which a GPU encodes; None: CPUs encode.
+
+    Raises:
+        SettingsError: the device or the precision needs a GPU, and none can be used.
+    """
+    asked = settings.encoder.precision
+    if asked is EncoderPrecision.INT8:
+        return None  # of ONNX Runtime on CPUs alone; the vectors may still be searched on GPUs
+    found = find_gpus(settings)
+    if found.gpus:
+        return EncoderPrecision.FP32 if asked is EncoderPrecision.FP32 else EncoderPrecision.FP16
+    if asked is EncoderPrecision.FP16:
+        raise SettingsError(
+            f"retriever.encoder.precision is fp16, which needs a GPU, and {found.problem}: set it to auto, int8 or fp32"
+        )
+    return None
+
+
+def choose_cpu_precision(asked: EncoderPrecision) -> EncoderPrecision:
+    """The precision of a model on CPUs, which compute no faster in fp16 than in fp32."""
+    return EncoderPrecision.INT8 if asked in (EncoderPrecision.AUTO, EncoderPrecision.INT8) else EncoderPrecision.FP32

@@ -18,6 +18,8 @@ _WINDOW = 1024
 class OnnxEncoder:
     """An encoder that was exported to an ONNX graph; see `Encoder`."""
 
+    device = "cpu"
+
     def __init__(
         self,
         model: str,

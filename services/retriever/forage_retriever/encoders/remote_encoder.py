@@ -21,7 +21,7 @@ START_S = 120.0
 class RemoteEncoder:
     """A remote encoder; see `Encoder`. It adds prefixes; the endpoint pools and truncates."""
 
-    precision = "remote"
+    precision = device = "remote"
     family = ""
 
     def __init__(self, url: str, convention: str, timeout_s: float, start_s: float = START_S) -> None:

@@ -11,6 +11,7 @@ from forage_common.settings import RetrievalMode, RetrieverSettings
 from forage_common.telemetry.logs import get_logger
 from forage_retriever.artifacts import compute_digest
 from forage_retriever.corpus.store import Corpus
+from forage_retriever.devices import count_threads
 from forage_retriever.encoders.encoder import Encoder
 from forage_retriever.hits import Provenance, Searcher
 from forage_retriever.index import cache, manifest, recipe, space
@@ -140,7 +141,22 @@ def _open_index(folder: Path, description: Manifest, settings: RetrieverSettings
         for mode in set(searchers) - {TITLE}:
             searchers[mode] = rerank.RerankedSearcher(searchers[mode], corpus, reranker, depth)
     provenance = Provenance(corpus.digest, encoder.digest if encoder else "", digest, settings.mode)
+    _log_devices(searchers, encoder, settings)
     return Index(corpus, searchers, provenance)
+
+
+def _log_devices(searchers: Mapping[str, Searcher], encoder: Encoder | None, settings: RetrieverSettings) -> None:
+    chosen = f"{settings.threads} (retriever.threads)" if settings.threads else f"{count_threads(settings)} (automatic)"
+    if encoder is None:
+        get_logger().info("computes_on", threads=chosen)
+        return
+    from forage_retriever.search.dense import DenseIndex
+
+    dense = searchers[RetrievalMode.DENSE]
+    assert isinstance(dense, DenseIndex)
+    searches = f"{dense.vectors.gpus} GPUs" if dense.vectors.gpus else "CPUs"
+    encodes = f"{encoder.device} in {encoder.precision}"
+    get_logger().info("computes_on", threads=chosen, searches_vectors=searches, encodes_queries=encodes)
 
 
 def _check_encoder(folder: Path, description: Manifest, encoder: Encoder) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from forage_common.settings import RetrievalMode, RetrieverSettings
 from forage_retriever.artifacts import compute_digest
+from forage_retriever.devices import count_threads
 from forage_retriever.encoders.encoder import Encoder
 from forage_retriever.index.manifest import Vectors
 
@@ -34,7 +35,9 @@ class Recipe:
         cls, settings: RetrieverSettings, encoder: Encoder | None, vectors: Vectors | None = None
     ) -> Recipe:
         """The recipe of the settings; modes other than BM25 need an encoder."""
-        return cls(settings.mode, settings.filter_fields, settings.faiss_factory, settings.threads, encoder, vectors)
+        return cls(
+            settings.mode, settings.filter_fields, settings.faiss_factory, count_threads(settings), encoder, vectors
+        )
 
     def compute_digest(self, source: str, shards: int = 1) -> str:
         """SHA-256 of this recipe and of the digest of a corpus file."""

@@ -15,7 +15,9 @@ from forage_common.settings import EncoderPrecision, RetrieverSettings
 from forage_common.telemetry.logs import get_logger
 from forage_retriever import artifacts
 from forage_retriever.corpus.store import Corpus
+from forage_retriever.devices import count_threads
 from forage_retriever.encoders import model_folder
+from forage_retriever.encoders.factory import choose_cpu_precision
 from forage_retriever.encoders.tei import MAX_BATCH, TeiClient
 from forage_retriever.hits import Filters, Hit, Searcher
 
@@ -94,7 +96,8 @@ def load_reranker(settings: RetrieverSettings) -> Reranker | None:
     if chosen.url:
         return RemoteReranker(chosen.url, chosen.timeout_s)
     if chosen.model:
-        return CrossEncoder(Path(chosen.model), settings.encoder.precision, settings.cache_dir, settings.threads)
+        precision = choose_cpu_precision(settings.encoder.precision)
+        return CrossEncoder(Path(chosen.model), precision, settings.cache_dir, count_threads(settings))
     return None
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from forage_common.errors import SettingsError
 from forage_common.settings import RetrieverSettings
+from forage_retriever.devices import count_threads
 from forage_retriever.search import faiss_build, faiss_gpu, flat_scan
 from forage_retriever.search.flat_scan import FlatScan
 from forage_retriever.search.vectors import VECTORS_FILE, map_vectors
@@ -27,6 +28,10 @@ and 400 candidates contain 0.992, 0.996 and 1.000 of the exact top 3; scoring 40
 EXACT_ROWS = 2000
 """Rows passing a filter up to which they are scored exactly: of a million vectors, scoring 1,000 takes 1.3 ms per query
 and a filtered search 2.4 ms; scoring 4,096 takes 9.8 ms and the search 3.2 ms."""
+
+_HALF_REFINE, _HALF_MORE = 2, 14
+"""Candidates per neighbour, and in addition, that are scored exactly where vectors are in half precision: only near
+ties change places."""
 
 _BLOCK_ROWS = 16_384
 
@@ -63,19 +68,23 @@ class VectorIndex:
         stores_vectors: whether the folder has the vectors, for exact scores.
         cells: number of cells of an IVF index; 0 = none.
         has_graph: whether it is searched along an HNSW graph.
+        gpus: how many hold it; searches without a filter run there.
     """
 
-    def __init__(self, folder: Path, settings: RetrieverSettings) -> None:
-        """Map the files of a folder.
+    def __init__(self, folder: Path, settings: RetrieverSettings, places: faiss_gpu.Devices | None = None) -> None:
+        """Map the files of a folder, and copy the index to GPUs.
+
+        Args:
+            places: None: the GPUs of the settings.
 
         Raises:
-            UserError: a file is missing or damaged.
+            UserError: a file is missing or damaged, or GPUs are demanded and cannot be used.
             SettingsError: refinement is set, but no vectors are stored.
         """
         self._index = faiss_build.read_index(folder / faiss_build.INDEX_FILE)
         self._stored = map_vectors(folder / VECTORS_FILE) if (folder / VECTORS_FILE).exists() else None
         self._effort = Effort.from_settings(settings)
-        self._threads = settings.threads
+        self._threads = count_threads(settings)
         inner = faiss_build.unwrap_index(self._index)
         self.passages = int(self._index.ntotal)
         self.dimension = int(self._index.d)
@@ -87,14 +96,19 @@ class VectorIndex:
                 f"retriever.refine is {self._effort.refine}, but {folder} stores no vectors to refine by:"
                 " set it to 0, or build the index with them"
             )
-        self._gpu = faiss_gpu.move_to_gpu(self._index)
-        self._scan = _create_flat_scan(self._index, settings.threads)
+        places = places or faiss_gpu.open_gpus(settings)
+        self._gpu = faiss_gpu.move_index(self._index, places, settings.device == "gpu") if places else None
+        self._scan = _create_flat_scan(self._index, self._threads)
         self._reconstructs = self._stored is None and _can_reconstruct(self._index)
         self._selects = _can_select(self._index)
         top = faiss.downcast_index(self._index)
         self._graph = (
             top if isinstance(top, faiss.IndexHNSW) and _can_select(faiss.downcast_index(top.storage)) else None
         )
+
+    @property
+    def gpus(self) -> int:
+        return self._gpu.devices if self._gpu is not None else 0
 
     def search(
         self,
@@ -113,13 +127,16 @@ class VectorIndex:
         vectors = np.ascontiguousarray(vectors, np.float32)
         if mask is not None and passing <= EXACT_ROWS and (self._stored is not None or self._reconstructs):
             return self._score_rows(vectors, np.flatnonzero(mask), k)
-        depth = self._choose_depth(k, effort, passing)
+        depth = self._choose_depth(k, effort, passing, filtered=mask is not None)
         scores, rows = self._find_candidates(vectors, depth, mask, passing, effort)
         return self._refine(vectors, rows, k) if depth > k else (scores[:, :k], rows[:, :k])
 
-    def _choose_depth(self, k: int, effort: Effort, passing: int) -> int:
-        if self._stored is None or effort.refine == 1:
+    def _choose_depth(self, k: int, effort: Effort, passing: int, filtered: bool) -> int:
+        if effort.refine == 1:
             return k
+        if self._stored is None:
+            on_halves = self._gpu is not None and self._gpu.halves and not filtered and self._reconstructs
+            return min(_HALF_REFINE * k + _HALF_MORE, passing) if on_halves else k
         depth = effort.refine * k if effort.refine else max(AUTOMATIC_REFINE * k, MIN_CANDIDATES)
         return min(depth, passing)
 
@@ -127,8 +144,8 @@ class VectorIndex:
         self, vectors: NDArray[np.float32], k: int, mask: NDArray[np.bool_] | None, passing: int, effort: Effort
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         if mask is None:
-            if self._gpu is not None:
-                return self._gpu.search(vectors, k, effort.nprobe)
+            if self._gpu is not None and k <= faiss_gpu.MAX_NEIGHBOURS:
+                return self._gpu.search(vectors, k, effort.nprobe, effort.ef_search)
             if self._scan is not None and len(vectors) >= flat_scan.MIN_QUERIES:
                 return self._scan.search(vectors, k)
             return self._search_index(vectors, k, effort)

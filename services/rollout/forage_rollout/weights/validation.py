@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
+from forage_common.devices import count_cpus
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_policies.announcement import PolicyError, describe_policy
 from forage_policies.tensors import Tensor, TensorInfo, find_non_finite, read_headers
@@ -60,7 +60,7 @@ def verify_finite(policy: Policy, found: Mapping[str, TensorInfo], dtype: str) -
     Raises:
         PolicyError: the sentence names the tensor and the element.
     """
-    threads = min(_READERS, len(os.sched_getaffinity(0)))
+    threads = min(_READERS, count_cpus())
     with ThreadPoolExecutor(threads, thread_name_prefix="finite") as pool:
         for problem in pool.map(lambda name: _find_infinite(name, found[name], dtype), found):
             if problem:
