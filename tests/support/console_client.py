@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,12 @@ class ConsoleClient:
 
     def ask(self, path: str, **query: Any) -> httpx.Response:
         """Send a GET request below /api; an exception in the console is the test's."""
-        return self._request("GET", path, params=query)
+        return self._request("GET", path, params=query or None)  # not {}: it would replace the path's own
 
     def send(self, method: str, path: str, body: Any) -> httpx.Response:
         """Send a request with a body below /api."""
-        return self._request(method, path, json=body)
+        options = {"content": json.dumps(body), "headers": {"content-type": "application/json"}}
+        return self._request(method, path, **options)
 
     def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
         async def send() -> httpx.Response:

@@ -16,6 +16,7 @@ from pathlib import Path
 from forage_common.errors import DiskFullError
 from forage_common.files import durable
 from forage_common.telemetry.logs import get_logger
+from forage_records.json_text import parse_json
 
 FILE = "events.jsonl"
 
@@ -81,7 +82,7 @@ def parse_events(text: str) -> Iterator[Event]:
     """Parse the lines of the file; one that is damaged, or still being written, is left out."""
     for line in text.splitlines():
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             step = row.get("step")
             yield Event(
                 float(row["time"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,6 +11,7 @@ import yaml
 
 from forage_common.errors import DataError
 from forage_records.events import Event, read_events
+from forage_records.json_text import parse_json
 
 Row = dict[str, Any]
 WATCH = "watch-"
@@ -121,7 +121,7 @@ def _read_rows(file: Path) -> list[Row]:
     rows = []
     for line in file.read_bytes().splitlines():
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except (ValueError, RecursionError):
             break  # this line is still being written
         if isinstance(row, dict):
@@ -131,7 +131,7 @@ def _read_rows(file: Path) -> list[Row]:
 
 def _read_object(file: Path) -> Row | None:
     try:
-        value = json.loads(file.read_bytes())
+        value = parse_json(file.read_bytes())
     except (FileNotFoundError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from forage_common.errors import DataError
 from forage_common.v1.trajectory_pb2 import ActionKind, Trajectory
+from forage_records.json_text import parse_json
 from forage_records.trajectory_file import TrajectoryWriter, read_metadata, read_with_columns
 
 FOLDER = "trajectories"
@@ -204,7 +205,7 @@ def read_group_fates(file: Path) -> list[GroupFate] | None:
         return None
     names = {field.name for field in fields(GroupFate)}
     try:
-        rows = [{name: row[name] for name in row.keys() & names} for row in json.loads(content)]
+        rows = [{name: row[name] for name in row.keys() & names} for row in parse_json(content)]
         return [GroupFate(**row | {"fate": Fate(row["fate"])}) for row in rows]
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise DataError(f"{file} does not say what became of its groups ({error!r}): write it again") from None

@@ -23,6 +23,14 @@ HANDSHAKES = Counter("forage_common_grpc_handshakes_total", "TLS handshakes that
 _sampler = LogSampler(per_minute=1)
 
 
+class _PassphraseError(ValueError):
+    """A key is encrypted."""
+
+
+def _refuse_passphrase() -> str:
+    raise _PassphraseError
+
+
 class Certificates:
     """The files of the settings. A change that cannot be read, or does not fit together, keeps the last good ones.
 
@@ -69,7 +77,8 @@ class Certificates:
     def load_into(self, context: ssl.SSLContext) -> None:
         """Let new connections of a context use these certificates."""
         if "cert" in self._files:
-            context.load_cert_chain(self._files["cert"], self._files["key"])
+            # Without a passphrase of ours OpenSSL would ask for one on the terminal, and wait.
+            context.load_cert_chain(self._files["cert"], self._files["key"], _refuse_passphrase)
         if self.ca is not None:
             context.load_verify_locations(cadata=self.ca.decode("ascii"))
 
@@ -85,6 +94,11 @@ class Certificates:
     def _check(self) -> None:
         try:
             self.load_into(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+        except _PassphraseError:
+            raise SettingsError(
+                f"tls.key {self._files['key']} has a passphrase, which nobody could give when the service starts: give "
+                "a key without one (openssl pkey -in KEY -out NEW), and protect the file"
+            ) from None
         except (ssl.SSLError, ValueError) as error:
             files = ", ".join(f"tls.{name} {file}" for name, file in self._files.items())
             raise SettingsError(f"{files}: not PEM files that belong together ({error})") from None

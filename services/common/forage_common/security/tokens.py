@@ -90,7 +90,10 @@ class TokenFile:
         return any(matches) and scheme.lower() == SCHEME
 
     def _read(self) -> tuple[Stamp, tuple[str, ...]]:
-        stamp = read_stamp(self._file) if self._file.exists() else (0, 0, 0)  # before the contents: none are missed
+        try:
+            stamp = read_stamp(self._file)  # before the contents: no change of them is missed
+        except OSError:  # `read_tokens` says why: it is missing, or in a folder that may not be entered
+            stamp = (0, 0, 0)
         return stamp, read_tokens(self._file, self._setting)
 
 

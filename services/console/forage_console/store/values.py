@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import pyarrow.compute as pc
 from forage_common.v1.trajectory_pb2 import Trajectory
 from forage_console.models.base import Author
 from forage_console.store.files import DataFile
+from forage_records.json_text import parse_json
 from forage_records.step_file import StepRow, read_step
 from forage_records.trajectory_file import extract_question, read_exact_match
 
@@ -110,7 +110,7 @@ def read_line(file: DataFile, begin: int) -> dict[str, Any]:
     """Read a line of a validation's file."""
     with file.path.open("rb") as stream:
         stream.seek(begin)
-        found: dict[str, Any] = json.loads(stream.readline())
+        found: dict[str, Any] = parse_json(stream.readline())
         return found
 
 
@@ -188,7 +188,7 @@ def _read_lines(file: DataFile) -> Iterator[tuple[int, dict[str, Any]]]:
     with file.path.open("rb") as stream:
         for line in stream:
             try:
-                row = json.loads(line)
+                row = parse_json(line)
             except (ValueError, RecursionError):
                 return  # it is still being written, or damaged
             if isinstance(row, dict):
