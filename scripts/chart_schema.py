@@ -110,6 +110,11 @@ class Autoscaling(Values):
     targetCPUUtilization: int = Field(70, ge=1)
 
 
+class RetrieverAutoscaling(Autoscaling):
+    prometheusAddress: str = Field("", pattern="^(https?://.+)?$")
+    waitingPerReplica: int = Field(200, ge=1)
+
+
 class Server(StoppableComponent):
     enabled: bool = True
     replicas: int = Field(1, ge=0)
@@ -138,6 +143,7 @@ class RetrieverData(Values):
 
 
 class Retriever(TokenServer):
+    autoscaling: RetrieverAutoscaling = RetrieverAutoscaling()
     data: RetrieverData = RetrieverData()
     gpu: Gpu = Gpu()
 

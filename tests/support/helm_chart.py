@@ -180,7 +180,10 @@ MATRIX: dict[str, Mapping[str, Any] | Path] = {
         "redis": {"enabled": False},
     },
     "index in memory, KEDA by the stream only": {
-        "retriever": {"data": {"kind": "memory", "size": "8Gi"}},
+        "retriever": {
+            "data": {"kind": "memory", "size": "8Gi"},
+            "autoscaling": {"enabled": True, "prometheusAddress": "http://prometheus.monitoring:9090"},
+        },
         "rollout": {"keda": {"enabled": True}},
     },
 }

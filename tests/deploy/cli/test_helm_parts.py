@@ -263,3 +263,23 @@ def test_the_reward_service_is_headless_and_lists_ready_replicas_only() -> None:
     [container] = [container for container, is_init in list_containers(pod["spec"]) if not is_init]
     container_ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert {port["targetPort"]: port["port"] for port in service["ports"]} == container_ports
+
+
+def test_the_retriever_scales_by_waiting_queries_where_prometheus_is_known_and_by_cpu_alone_elsewhere() -> None:
+    kinds = {
+        case: {item["kind"] for item in render(case) if item["metadata"]["name"].endswith("-retriever")}
+        for case in ("gpu-large", "index in memory, KEDA by the stream only")
+    }
+    assert [("HorizontalPodAutoscaler" in own, "ScaledObject" in own) for own in kinds.values()] == [
+        (True, False),
+        (False, True),
+    ]
+    triggers = find_object(render("index in memory, KEDA by the stream only"), "ScaledObject", "-retriever")["spec"][
+        "triggers"
+    ]
+    assert [trigger["type"] for trigger in triggers] == ["prometheus", "cpu"]
+    query = triggers[0]["metadata"]["query"]
+    metric = re.search(r"forage_retriever_\w+", query)
+    assert metric is not None
+    pages = (REPOSITORY / "docs/reference/metrics.md").read_text()
+    assert f"`{metric[0]}`" in pages, "the metric exists"

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from forage_cli.local import gpus, searches
 from forage_cli.main import app
 from forage_cli.planning.assumptions import Assumptions
 from forage_cli.planning.changes import apply_changes
@@ -119,6 +120,8 @@ def test_the_command_shows_what_is_needed_and_given() -> None:
         ({"retriever.faiss_factory": "IVF64,PQ7x3"}, "not measured: an index of type IVF64,PQ7x3"),
         ({"retriever.encoder.model": "bge-large-en"}, "not measured: an encoder of 24 layers of width 1024 in int8"),
         ({"retriever.rerank.model": "reranker"}, "not measured: reranking"),
+        ({"retriever.device": "gpu"}, "not measured: a retriever on GPUs"),
+        ({"local.gpus.retriever": [7]}, "not measured: a retriever on GPUs"),
         ({"retriever.mode": "bm25"}, "not measured: BM25 over more than 1,519,000 passages"),
     ],
 )
@@ -205,3 +208,27 @@ def test_types_that_a_plan_proposes_find_what_exact_search_finds() -> None:
     types = [str(one["retriever.faiss_factory"]) for one in list_measured(WIKIPEDIA)]
     assert types[0] == "Flat"
     assert "HNSW32_SQ8" in types
+
+
+def test_a_check_of_the_settings_says_what_this_machine_answers_and_warns_where_it_is_too_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU there is no plan: the retriever alone is checked."""
+    monkeypatch.setattr(searches, "count_cpus", lambda: 2)
+    settings = load_settings(SEARCHED[2], ["retriever.faiss_factory=Flat", "retriever.threads=0"], {})
+    here = searches.estimate_searches(settings)
+    assert here is not None
+    assert (here.threads, here.mean) == (2, 0)
+    line = searches.describe_searches(here)
+    assert line.startswith("2560 at once within 30 s; Flat over 21,015,324 passages answers about ")
+    assert "with 2 thread(s) on 2 CPUs" in line
+    (problem,) = [one for one in gpus.find_plan_problems(settings) if "the retriever answers" in one]
+    assert "the run needs 85" in problem
+    demo = load_settings(REPOSITORY / "configs/demo.yaml", [f"data.corpus={tmp_path / 'corpus.jsonl'}"], {})
+    (tmp_path / "corpus.jsonl").write_text('{"id": "1"}\n')
+    assert gpus.find_plan_problems(demo) == []
+    elsewhere = load_settings(SEARCHED[2], ["retriever.http_address=retriever:18610"], {})
+    assert searches.find_machine(elsewhere).cpus == 32
+    unknown = searches.estimate_searches(load_settings(SEARCHED[2], ["retriever.faiss_factory=PQ8"], {}))
+    assert unknown is not None
+    assert searches.describe_searches(unknown).endswith("not measured: an index of type PQ8")

@@ -295,6 +295,34 @@ spec:
 {{- end }}
 {{- end }}
 
+{{/* Scales the retriever by the queries that wait, and by CPU. */}}
+{{- define "forage.retriever.keda" -}}
+{{- $scaling := .root.Values.retriever.autoscaling -}}
+{{- if $scaling.enabled }}
+apiVersion: keda.sh/v1alpha1
+kind: ScaledObject
+metadata:
+  {{- include "forage.metadata" . | nindent 2 }}
+spec:
+  scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: {{ include "forage.part" . }}}
+  minReplicaCount: {{ $scaling.minReplicas }}
+  maxReplicaCount: {{ $scaling.maxReplicas }}
+  advanced:
+    horizontalPodAutoscalerConfig:
+      behavior:
+        scaleDown: {stabilizationWindowSeconds: 300}   # the load comes in waves, one per training step
+  triggers:
+    - type: prometheus
+      metadata:
+        serverAddress: {{ $scaling.prometheusAddress }}
+        query: sum(avg_over_time(forage_retriever_waiting_queries{namespace="{{ .root.Release.Namespace }}"}[1m]))
+        threshold: {{ $scaling.waitingPerReplica | quote }}
+    - type: cpu
+      metricType: Utilization
+      metadata: {value: {{ $scaling.targetCPUUtilization | quote }}}
+{{- end }}
+{{- end }}
+
 {{- define "forage.serviceAccount" -}}
 apiVersion: v1
 kind: ServiceAccount

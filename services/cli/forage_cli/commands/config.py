@@ -81,8 +81,9 @@ def check(overrides: Overrides = None, config: Config = None) -> None:
     """Check the settings and every file they name, without starting anything.
 
     Prints the memory that the recipe needs in Redis. If the server runs, warns where it gives less, or can lose writes,
-    and where the run's rollout service gives a data source another environment. On a machine with GPUs, warns where the
-    recipe does not fit them by the plan (`forage plan`).
+    and where the run's rollout service gives a data source another environment. Prints what the retriever answers on
+    this machine, and warns where that is less than the run's trajectories ask, or where the recipe does not fit GPUs
+    that are here (`forage plan`).
 
     Example:
 
@@ -92,6 +93,7 @@ def check(overrides: Overrides = None, config: Config = None) -> None:
     from forage_cli.local.gpus import find_plan_problems
     from forage_cli.local.preflight import check_files
     from forage_cli.local.redis.memory import check_redis
+    from forage_cli.local.searches import describe_searches, estimate_searches
     from forage_cli.planning.streams import estimate_stream_memory
     from forage_common.settings import load_settings
 
@@ -99,6 +101,9 @@ def check(overrides: Overrides = None, config: Config = None) -> None:
     check_files(settings)
     typer.echo("the settings are valid, and the files they name can be used")
     typer.echo(f"Redis: {estimate_stream_memory(settings)}")
+    searches = estimate_searches(settings)
+    if searches is not None:
+        typer.echo(f"searches: {describe_searches(searches)}")
     for problem in (*check_redis(settings), *find_environment_problems(settings), *find_plan_problems(settings)):
         echo(f"warning: {problem}", err=True)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from forage_cli.local.nvidia import LocalGpu, find_smallest, list_gpus
+from forage_cli.local.searches import estimate_searches, find_machine
 from forage_cli.local.stack import Program, Stack, find_interpreter
 from forage_cli.planning.gpus import MIB, Gpu
 from forage_cli.planning.parts import format_seconds
@@ -125,13 +126,16 @@ def build_stack(settings: Settings, programs: Sequence[Program], console: Consol
 
 
 def find_plan_problems(settings: Settings) -> list[str]:
-    """What of a whole run does not fit this machine's GPUs, by the plan; empty where it has none that a plan knows.
+    """What of a whole run does not fit this machine by the plan: without a GPU that it knows, the retriever alone.
 
     Raises:
         UserError: see `assign_gpus`.
     """
     plan = assign_gpus(settings, tuple(Program)).plan
-    return [] if plan is None else _list_problems(plan)
+    if plan is not None:
+        return _list_problems(plan)
+    searches = estimate_searches(settings)
+    return [] if searches is None or searches.fits else [searches.describe_problem()]
 
 
 def _list_problems(plan: Plan) -> list[str]:
@@ -175,7 +179,7 @@ def _computes_on_gpus(settings: Settings, program: Program, is_named: bool) -> b
 def _build_request(settings: Settings, found: Sequence[LocalGpu]) -> Request | None:
     """For a plan on the smallest of these GPUs; None: it does not know them, or the model."""
     kind, shape = find_smallest(found), _find_shape(settings)
-    return None if kind is None or shape is None else Request(shape, kind)
+    return None if kind is None or shape is None else Request(shape, kind, retriever=find_machine(settings))
 
 
 def _find_shape(settings: Settings) -> Shape | None:

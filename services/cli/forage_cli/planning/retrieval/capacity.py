@@ -119,6 +119,8 @@ def estimate_retrieval(
     given, cost = None, None
     corpus = describe_corpus(settings, passages)
     try:
+        if retriever.device == "gpu" or settings.local.gpus.retriever:
+            raise UnknownCostError("not measured: a retriever on GPUs (retriever.device, local.gpus.retriever)")
         cost = estimate_cost(retriever, corpus)
         given = machine.replicas * _use(threads, assumed) / cost.total
         why = str(corpus)
