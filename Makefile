@@ -6,8 +6,8 @@ UV_RUN := .venvs/uv/bin/uv run --quiet --no-project --python $(PYTHON)
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(UV_RUN) --with-requirements docs/requirements.lock mkdocs
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-long test-compose lint format screenshots console docs docs-serve reference dashboards \
-  chart-schema proto lock audit audit-update pin-images images up down logs bench bench-faiss bench-hybrid bench-retriever-start gpu-check \
-  simulate chaos fuzz soak-reward version release clean
+  chart-schema proto lock audit audit-update pin-images images up down logs bench bench-faiss bench-hybrid bench-retriever-large \
+  bench-retriever-start gpu-check simulate chaos fuzz soak-reward version release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
@@ -105,6 +105,10 @@ bench-faiss: setup ## compare FAISS index types over a million vectors (PASSAGES
 
 bench-hybrid: setup ## choose weights of hybrid search over sets of questions (FORAGE_BENCH_DATA)
 	@.venvs/retriever/bin/python benchmarks/retriever/hybrid_sweep.py
+
+bench-retriever-large: setup ## what index types cost at 21 million passages, by laws (PASSAGES=1000000 TYPES="Flat HNSW32_SQ8" AGAIN=1 CLEAN=1)
+	@.venvs/retriever/bin/python benchmarks/retriever/large_bench.py $(PASSAGES) $(and $(TYPES),--types $(TYPES)) \
+	  $(and $(AGAIN),--again) $(and $(CLEAN),--clean)
 
 bench-retriever-start: setup ## time the retriever's start over a million passages (PASSAGES=1000000)
 	@.venvs/retriever/bin/python benchmarks/retriever/start_bench.py $(PASSAGES)
