@@ -5,7 +5,7 @@
 Vectors are made (`large_vectors.py` says how, and what is assumed), and written once to `.cache/bench/large`. Each type
 is built and searched at an eighth, a quarter, a half and all of them, in processes of its own, by the retriever's own
 code. From the sizes follow laws, which are checked on the largest and extrapolated to the 21,015,324 passages of
-wiki-18 (`large_laws.py`). What is measured is kept: a run that was stopped goes on where it was, and a second prints the
+wiki-18 (`large_laws.py`). What is measured is kept: a run that was stopped goes on, and a second prints the
 tables again. Ends with one line of JSON.
 """
 
