@@ -11,13 +11,14 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from forage_cli.local import gpus, searches
+from forage_cli.local import gpus
 from forage_cli.main import app
 from forage_cli.planning.assumptions import Assumptions
 from forage_cli.planning.changes import apply_changes
 from forage_cli.planning.gpus import KINDS
 from forage_cli.planning.plan import Plan, Request, make_plan
 from forage_cli.planning.remedies import find_remedies
+from forage_cli.planning.retrieval import here as searches
 from forage_cli.planning.retrieval.capacity import Machine, Retrieval, count_searching, estimate_retrieval
 from forage_cli.planning.retrieval.corpus import Corpus
 from forage_cli.planning.retrieval.cost import UnknownCostError, estimate_cost, list_measured
@@ -216,10 +217,10 @@ def test_a_check_of_the_settings_says_what_this_machine_answers_and_warns_where_
     """Without a GPU there is no plan: the retriever alone is checked."""
     monkeypatch.setattr(searches, "count_cpus", lambda: 2)
     settings = load_settings(SEARCHED[2], ["retriever.faiss_factory=Flat", "retriever.threads=0"], {})
-    here = searches.estimate_searches(settings)
-    assert here is not None
-    assert (here.threads, here.mean) == (2, 0)
-    line = searches.describe_searches(here)
+    found = searches.estimate_searches(settings)
+    assert found is not None
+    assert (found.threads, found.mean) == (2, 0)
+    line = searches.describe_searches(found)
     assert line.startswith("2560 at once within 30 s; Flat over 21,015,324 passages answers about ")
     assert "with 2 thread(s) on 2 CPUs" in line
     (problem,) = [one for one in gpus.find_plan_problems(settings) if "the retriever answers" in one]

@@ -93,7 +93,7 @@ def check(overrides: Overrides = None, config: Config = None) -> None:
     from forage_cli.local.gpus import find_plan_problems
     from forage_cli.local.preflight import check_files
     from forage_cli.local.redis.memory import check_redis
-    from forage_cli.local.searches import describe_searches, estimate_searches
+    from forage_cli.planning.retrieval.here import describe_searches, estimate_searches
     from forage_cli.planning.streams import estimate_stream_memory
     from forage_common.settings import load_settings
 

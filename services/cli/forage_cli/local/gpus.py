@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from forage_cli.local.nvidia import LocalGpu, find_smallest, list_gpus
-from forage_cli.local.searches import estimate_searches, find_machine
 from forage_cli.local.stack import Program, Stack, find_interpreter
 from forage_cli.planning.gpus import MIB, Gpu
 from forage_cli.planning.parts import format_seconds
 from forage_cli.planning.plan import Plan, Request, make_plan
+from forage_cli.planning.retrieval.here import estimate_searches, find_machine
 from forage_cli.planning.shapes import Shape, read_shape
 from forage_cli.planning.split import Split, apply_split, divide, find_faster_split, share_gpu
 from forage_common.devices import resolve_device
