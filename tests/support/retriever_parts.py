@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import httpx
 from prometheus_client import REGISTRY
 
+from forage_common.errors import UnavailableError
 from forage_common.settings import RetrievalMode, RetrieverSettings, Settings
 from forage_common.telemetry.health import Health
 from forage_retriever.corpus.read import Passage
@@ -34,6 +35,7 @@ class Recorder:
     def __init__(self, inner: Searcher) -> None:
         self.inner = inner
         self.asked: list[tuple[list[str], int]] = []
+        self.down = 0  # searches that fail before one succeeds
         self.open = threading.Event()
         self.open.set()
         self.busy = threading.Event()
@@ -42,6 +44,9 @@ class Recorder:
         self.busy.set()
         self.open.wait(30)
         self.asked.append((list(queries), topk))
+        if self.down:
+            self.down -= 1
+            raise UnavailableError("the encoder is down")
         if "poison" in queries:
             raise RuntimeError("poison")
         return self.inner.search(queries, topk, filters)

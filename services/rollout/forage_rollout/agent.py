@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import grpc
 
 from forage_common.clients.calls import MalformedReplyError, RefusedError
-from forage_common.clients.retriever import RetrieverClient
+from forage_common.clients.retriever import RetrieverClient, searching_for
 from forage_common.clients.reward import RewardClient, build_score_item
 from forage_common.errors import SettingsError, UnavailableError
 from forage_common.settings import Settings
@@ -266,7 +266,12 @@ class Agent:
                 start = time.perf_counter()
                 try:
                     attributes: tracing.Attributes = {"forage.turn": episode.turn, "forage.tag": action.tag}
-                    with self._wrap_errors_of(environment), tracing.span("rollout.respond", attributes):
+                    waiting_tokens = len(context) + len(generation.token_ids)
+                    with (
+                        self._wrap_errors_of(environment),
+                        tracing.span("rollout.respond", attributes),
+                        searching_for(waiting_tokens),
+                    ):
                         builder.add_observation(await environment.respond(action, episode))
                 finally:
                     timings.retrieve_s += time.perf_counter() - start

@@ -24,7 +24,7 @@ PAGES = sorted(
     if page.name != "cli.md"  # generated from the commands
 )
 FOLDERS = "benchmarks|configs|deploy|docs|examples|models|proto|scripts|services|tests"
-FORWARDED = ("index", "reward", "trainer")
+FORWARDED = ("index", "reward", "serve", "trainer")
 """Commands that run in a service's environment, which knows their options."""
 OTHER_NAMES = ("docs/deploy/", "docs/runbooks/", "docs/how-to/trace.md", "CHANGELOG.md")
 """Pages with other names in the form of settings: chart values such as `rollout.mode`, spans, former settings."""

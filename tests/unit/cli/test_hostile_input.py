@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from forage_cli.commands.forwarded import FORWARDED
+from forage_cli.commands.forwarded import NAMES
 from forage_cli.main import app, main
 
 _LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -84,7 +84,7 @@ def list_commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
     if hasattr(command, "commands"):
         for name, inner in command.commands.items():
             yield from list_commands(inner, (*path, name))
-    elif path[0] not in {one.name for one in FORWARDED} | {"model"}:  # services parse theirs; a model is fetched
+    elif path[0] not in NAMES | {"model"}:  # services parse theirs; a model is fetched
         yield path, command
 
 

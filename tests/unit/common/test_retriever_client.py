@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from forage_common.clients import calls
 from forage_common.clients.calls import MalformedReplyError, RefusedError
 from forage_common.clients.circuit import FAILURES, OPEN_S, OPENED, Circuit, CircuitOpenError
-from forage_common.clients.retriever import RetrieverClient
+from forage_common.clients.retriever import RetrieverClient, searching_for
 from forage_common.errors import UnavailableError
 from forage_common.v1.trajectory_pb2 import Document, Provenance
 
@@ -100,6 +100,7 @@ async def test_searches_send_all_fields_and_return_documents_over_one_connection
     )
     assert (later.documents, later.provenance, later.partial) == ([[]], Provenance(), True)
     filters = {"lang": "en", "year": ["1", "2"]}
+    assert all(18 < request.pop("timeout_s") <= 19 for request in server.requests)  # a second before the client
     assert server.requests == [
         {"queries": ["a", "ü"], "return_scores": True, "topk": 5, "filters": filters, "mode": "dense"},
         {"queries": ["b"], "return_scores": True},
@@ -136,6 +137,22 @@ async def test_retry_after_is_respected_and_never_opens_the_circuit(server: Fail
     assert len(server.requests) == 4 * FAILURES
     assert server.times[2 * FAILURES] - server.times[0] >= 1.0
     assert read_total(OPENED) == opened
+
+
+async def test_a_search_says_how_long_the_trajectory_is_that_waits(server: FailingServer) -> None:
+    async with open_client(server) as retriever:
+        with searching_for(1234):
+            await asyncio.create_task(retriever.search(["a"]))
+        await retriever.search(["b"])
+    assert [request.get("context_tokens") for request in server.requests] == [1234, None]
+
+
+async def test_each_attempt_says_what_is_left_of_the_deadline(server: FailingServer) -> None:
+    server.orders = [build_reply(status=503, retry_after="1"), build_reply()]
+    async with open_client(server) as retriever:
+        await retriever.search(["a"])
+    first, second = (request["timeout_s"] for request in server.requests)
+    assert 1 <= first - second < 10
 
 
 @pytest.mark.parametrize("order", [HANG, build_reply(status=503, Retry_After="60")])

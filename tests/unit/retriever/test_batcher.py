@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forage_retriever.hits import Filters, Hit
-from forage_retriever.serve import batcher
-from forage_retriever.serve.batcher import Batcher, OverloadedError, SearchOptions
+from forage_retriever.serve import waiting
+from forage_retriever.serve.batcher import Batcher, OverloadedError
+from forage_retriever.serve.urgency import Urgency
+from forage_retriever.serve.waiting import SearchOptions
 
 ASKED = SearchOptions("dense", 1)
 
@@ -49,11 +51,11 @@ async def run_batcher(echo: Echo, max_waiting: int = 10_000) -> AsyncIterator[Ba
         await queue.close()
 
 
-async def hold_queue(queue: Batcher, echo: Echo, *waiting: Callable[[], object]) -> list[object]:
+async def hold_queue(queue: Batcher, echo: Echo, *begins: Callable[[], object]) -> list[object]:
     """Block the search thread at a first query, add others, and unblock it; returns all outcomes."""
     first = asyncio.create_task(queue.search(["first"], ASKED))
     await asyncio.to_thread(echo.busy.wait)
-    tasks = [asyncio.create_task(begin()) for begin in waiting]  # type: ignore[arg-type]
+    tasks = [asyncio.create_task(begin()) for begin in begins]  # type: ignore[arg-type]
     await asyncio.sleep(0)
     echo.open.set()
     await first
@@ -74,7 +76,7 @@ async def test_waiting_queries_share_a_batch_and_each_text_is_searched_once() ->
 async def test_only_equal_options_share_a_batch_and_queues_take_turns() -> None:
     echo = Echo()
     deep, some = ASKED._replace(topk=9), ASKED._replace(filters=(("lang", ("nb",)),))
-    many = [str(number) for number in range(3 * batcher.TURN_QUERIES)]
+    many = [str(number) for number in range(3 * waiting.TURN_QUERIES)]
     async with run_batcher(echo) as queue:
         await hold_queue(
             queue,
@@ -101,11 +103,28 @@ async def test_a_large_request_does_not_delay_a_small_one() -> None:
 
 async def test_a_request_of_at_most_one_turn_is_not_split_by_others() -> None:
     echo = Echo()
-    turn = [f"turn {number}" for number in range(batcher.TURN_QUERIES)]
+    turn = [f"turn {number}" for number in range(waiting.TURN_QUERIES)]
     async with run_batcher(echo) as queue:
         requests = [[f"{text} of {request}" for text in turn] for request in range(4)]
         await hold_queue(queue, echo, *(lambda texts=texts: queue.search(texts, ASKED) for texts in requests))
     assert [text for batch in echo.batches[1:] for text in batch] == [text for texts in requests for text in texts]
+
+
+async def test_the_longest_trajectory_is_searched_first() -> None:
+    echo = Echo()
+    async with run_batcher(echo) as queue:
+        many = [f"short {number}" for number in range(waiting.TURN_QUERIES * 4)]
+        await hold_queue(
+            queue,
+            echo,
+            lambda: queue.search(many, ASKED),
+            lambda: queue.search(["unknown"], ASKED),
+            lambda: queue.search(["long"], ASKED, Urgency(context_tokens=4000)),
+            lambda: queue.search(["longest"], ASKED._replace(topk=2), Urgency(context_tokens=8000)),
+        )
+    assert echo.batches[1] == ["longest"]
+    assert echo.batches[2][0] == "long"
+    assert "unknown" in echo.batches[2]
 
 
 async def test_long_queries_make_small_batches() -> None:
@@ -113,7 +132,7 @@ async def test_long_queries_make_small_batches() -> None:
     long = [f"{number} {'word ' * 400}" for number in range(40)]
     async with run_batcher(echo) as queue:
         await hold_queue(queue, echo, lambda: queue.search(long, ASKED))
-    assert {len(batch) for batch in echo.batches[1:]} == {batcher.MAX_BATCH_TOKENS // batcher.MAX_QUERY_TOKENS}
+    assert {len(batch) for batch in echo.batches[1:]} == {waiting.MAX_BATCH_TOKENS // waiting.MAX_QUERY_TOKENS}
 
 
 @settings(max_examples=40)
@@ -134,9 +153,9 @@ def test_every_caller_gets_its_own_hits_from_bounded_batches(
     replies, echo = asyncio.run(run())
     assert replies == [[[Hit(len(text), 1.0)] for text in texts] for _, texts in requests if texts]
     for batch in echo.batches:
-        assert len(batch) <= batcher.MAX_BATCH
-        costs = [min(len(text) // batcher.CHARS_PER_TOKEN + 2, batcher.MAX_QUERY_TOKENS) for text in batch]
-        assert sum(costs) <= batcher.MAX_BATCH_TOKENS
+        assert len(batch) <= waiting.MAX_BATCH
+        costs = [min(len(text) // waiting.CHARS_PER_TOKEN + 2, waiting.MAX_QUERY_TOKENS) for text in batch]
+        assert sum(costs) <= waiting.MAX_BATCH_TOKENS
 
 
 async def test_queries_of_cancelled_callers_leave_the_queue() -> None:
@@ -172,11 +191,11 @@ async def test_a_failing_query_does_not_fail_others_of_its_batch() -> None:
 async def test_close_answers_waiting_queries_first() -> None:
     echo = Echo()
     queue = Batcher({"dense": echo}, 100)
-    waiting = asyncio.create_task(queue.search([str(number) for number in range(90)], ASKED))
+    ninety = asyncio.create_task(queue.search([str(number) for number in range(90)], ASKED))
     await asyncio.to_thread(echo.busy.wait)
     closing = asyncio.create_task(queue.close())
     await asyncio.sleep(0)
     assert not closing.done()
     echo.open.set()
     await closing
-    assert len(await waiting) == 90
+    assert len(await ninety) == 90

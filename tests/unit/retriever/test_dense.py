@@ -18,6 +18,7 @@ from forage_common.settings import RetrieverSettings
 from forage_retriever.corpus.columns import UnknownFieldError
 from forage_retriever.corpus.store import Corpus
 from forage_retriever.encoders.encoder import Encoder
+from forage_retriever.hits import Hit
 from forage_retriever.search import faiss_build, flat_scan, vector_index
 from forage_retriever.search.dense import DenseIndex
 from forage_retriever.search.vector_index import Effort, VectorIndex
@@ -283,11 +284,14 @@ def dense(tmp_path: Path, texts: Corpus, encoder: Encoder) -> DenseIndex:
     return DenseIndex(folder, encoder, texts.columns, RetrieverSettings())
 
 
-def test_a_dense_index_finds_by_meaning_and_nothing_for_blank_queries(dense: DenseIndex, texts: Corpus) -> None:
+def test_a_dense_index_finds_by_meaning_and_something_for_blank_queries(dense: DenseIndex, texts: Corpus) -> None:
     rankings = dense.search(["Norwegian money", "", " \n", "Kandy"], 2)
-    assert [len(hits) for hits in rankings] == [2, 0, 0, 2]
+    assert [len(hits) for hits in rankings] == [2, 2, 2, 2]
     assert [texts.ids[rankings[place][0].row] for place in (0, 3)] == ["n", "k"]
-    assert dense.search(["", " "], 2) == [[], []]
+    # As Search-R1's server does: the passages nearest to the vector of the empty text.
+    scores, rows = dense.vectors.search(dense.encoder.encode_queries([""]), 2)
+    assert rankings[1] == [Hit(*hit) for hit in zip(rows[0].tolist(), scores[0].tolist(), strict=True)]
+    assert dense.search([], 2) == []
 
 
 def test_a_dense_index_finds_only_passages_that_pass_its_filters(dense: DenseIndex, texts: Corpus) -> None:

@@ -131,22 +131,42 @@ async def test_a_slow_shard_is_omitted_and_its_circuit_opens(
 
 async def test_errors_of_a_shard_are_passed_on(halves: tuple[Index, Index], free_address: Callable[[], str]) -> None:
     first, second = free_address(), free_address()
+    slow, searches = record_bm25(halves[1])
     async with (
         serve_shard(halves[0], first),
-        serve_shard(halves[1], second, max_waiting=2),
+        serve_shard(slow, second, max_waiting=2) as shard,
         serve_merger(first, second) as core,
     ):
         with pytest.raises(InvalidRequestError, match="'colour' is unknown"):
             await core.retrieve(["Oslo"], filters=(("colour", ("red",)),))
         with pytest.raises(InvalidRequestError, match="mode 'dense' is not served"):
             await core.retrieve(["Oslo"], mode="dense")
+        searches.busy.clear()
+        searches.open.clear()
+        held = asyncio.create_task(core.retrieve(["a"]))
+        await asyncio.to_thread(searches.busy.wait)
+        queued = asyncio.create_task(core.retrieve(["b", "c"]))
+        await wait_until(lambda: shard._source._batcher._requests.queries == 2)  # type: ignore[union-attr]
         with pytest.raises(OverloadedError, match=f"shard {second}"):
-            await core.retrieve(["a", "b", "c"])
-        with pytest.raises(OverloadedError, match="0 queries are waiting"):
+            await core.retrieve(["d"])
+        with pytest.raises(OverloadedError, match="3 queries are waiting"):
             await core.retrieve([str(number) for number in range(101)])
+        searches.open.set()
+        await asyncio.gather(held, queued)
         with pytest.raises(InvalidRequestError, match="merges shards"):
             await core.find_pages(["https://example.org"])
         assert not (await core.retrieve(["Oslo"])).partial
+
+
+async def test_a_large_request_is_searched_in_parts(
+    halves: tuple[Index, Index], free_address: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fronts, "PART_QUERIES", 3)
+    first, second = free_address(), free_address()
+    recorded, searches = record_bm25(halves[0])
+    async with serve_shard(recorded, first), serve_shard(halves[1], second), serve_merger(first, second) as core:
+        assert list_ids(await core.retrieve(NAMES, 1)) == [[name] for name in NAMES]
+    assert [queries for queries, _ in searches.asked] == [NAMES[:3], NAMES[3:6], NAMES[6:]]
 
 
 async def test_a_shard_with_another_encoder_is_not_merged(

@@ -40,6 +40,10 @@ async def client(loaded: Index) -> AsyncIterator[httpx.AsyncClient]:
         ({"queries": []}, []),
         ({"queries": [], "topk": 5, "return_scores": True}, []),
         ({"queries": ["Oslo"], "topk": 1, "unknown": {"field": 1}}, [1]),
+        ({"queries": ["Oslo Norway Kandy Kandi"], "topk": "2"}, [2]),
+        ({"queries": ["Oslo Norway Kandy Kandi"], "topk": 2.0}, [2]),
+        ({"queries": ["Oslo Norway Kandy Kandi"], "topk": True}, [1]),
+        ({"queries": ["Oslo"], "topk": 1, "context_tokens": 700, "timeout_s": 20}, [1]),
         ({"queries": ["city"], "topk": 9, "filters": {"lang": "fr"}}, [1]),
         ({"queries": ["Norway city"], "topk": 9, "filters": {"lang": ["fr", "nn"]}}, [2]),
         ({"queries": ["city"], "topk": 9, "filters": {"lang": []}}, [0]),
@@ -85,11 +89,14 @@ async def test_a_document_is_the_whole_row_with_a_score_only_on_request(
         ('{"queries": ["\\ud800"]}', "JSON"),
         ('{"queries": ["Oslo"], "topk": -1}', "topk is -1"),
         ('{"queries": [], "topk": -1}', "topk is -1"),
-        ('{"queries": ["Oslo"], "topk": "3"}', "topk"),
+        ('{"queries": ["Oslo"], "topk": "three"}', "topk"),
         ('{"queries": ["Oslo"], "topk": 2.5}', "topk"),
-        ('{"queries": ["Oslo"], "topk": true}', "topk"),
+        ('{"queries": ["Oslo"], "topk": NaN}', "topk"),
         ('{"queries": ["Oslo"], "topk": %s}' % ("9" * 5000), "topk"),
-        ('{"queries": ["Oslo"], "return_scores": "yes"}', "return_scores"),
+        ('{"queries": ["Oslo"], "return_scores": "maybe"}', "return_scores"),
+        ('{"queries": ["Oslo"], "return_scores": null}', "return_scores"),
+        ('{"queries": ["Oslo"], "context_tokens": -1}', "context_tokens"),
+        ('{"queries": ["Oslo"], "timeout_s": 0}', "timeout_s"),
         ('{"queries": ["Oslo"], "filters": ["lang"]}', "filters"),
         ('{"queries": ["Oslo"], "filters": {"lang": {"a": 1}}}', "filters.lang"),
         ('{"queries": ["Oslo"], "filters": {"colour": "red"}}', "'colour' is unknown"),
@@ -104,6 +111,26 @@ async def test_an_invalid_body_is_422_with_a_sentence(client: httpx.AsyncClient,
     assert reply.status_code == 422
     assert sentence in reply.json()["detail"]
     assert len(reply.json()["detail"]) < 500
+
+
+@pytest.mark.parametrize(("given", "paired"), [(1, True), ("true", True), ("yes", True), (0, False), ("false", False)])
+async def test_return_scores_is_read_as_search_r1_reads_it(
+    client: httpx.AsyncClient, given: object, paired: bool
+) -> None:
+    reply = await client.post("/retrieve", json={"queries": ["Oslo"], "topk": 1, "return_scores": given})
+    assert ("score" in reply.json()["result"][0][0]) == paired
+
+
+async def test_a_path_with_a_slash_at_its_end_is_the_same(client: httpx.AsyncClient) -> None:
+    for path in ("/retrieve", "/queries"):
+        with_slash, without = [await client.post(one, json=CITIES) for one in (f"{path}/", path)]
+        assert (with_slash.status_code, with_slash.content) == (200, without.content)
+
+
+async def test_a_request_of_many_queries_is_answered_whole(client: httpx.AsyncClient) -> None:
+    queries = [f"Oslo {number}" for number in range(9000)]
+    reply = await client.post("/retrieve", json={"queries": queries, "topk": 1})
+    assert [documents[0]["id"] for documents in reply.json()["result"]] == ["o"] * 9000
 
 
 async def test_a_body_beyond_the_limit_is_413(client: httpx.AsyncClient) -> None:
@@ -135,7 +162,7 @@ async def test_without_an_index_the_reply_says_what_the_service_waits_for() -> N
     health = Health()
     health.wait_for("start", "reading the corpus")
     async with open_http_client(Retrieval(DEFAULT_TOPK, 30.0), health) as client:
-        reply = await client.post("/retrieve", json=CITIES)
+        reply = await client.post("/retrieve", json=CITIES | {"timeout_s": 0.05})
         assert (reply.status_code, reply.headers["Retry-After"]) == (503, "1")
         assert reply.json() == {"detail": "reading the corpus"}
         assert (await client.get("/healthz")).status_code == 200
@@ -162,10 +189,13 @@ async def test_overload_and_timeout_are_503_with_retry_after(loaded: Index) -> N
         searches.open.clear()
         held = asyncio.create_task(client.post("/retrieve", json={"queries": ["a"]}))
         await asyncio.to_thread(searches.busy.wait)
-        full = await client.post("/retrieve", json={"queries": ["b", "c", "d", "e", "f"]})
+        first = asyncio.create_task(client.post("/retrieve", json={"queries": ["b"]}))
+        await wait_until_queued(1)
+        full = await client.post("/retrieve", json={"queries": ["c", "d", "e", "f"]})
         assert (full.status_code, full.headers["Retry-After"]) == (503, "1")
         assert "overloaded" in full.json()["detail"]
         late = await held
+        assert (await first).status_code == 503
         assert (late.status_code, late.headers["Retry-After"]) == (503, "1")
         assert "took too long" in late.json()["detail"]
         searches.open.set()

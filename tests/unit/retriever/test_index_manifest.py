@@ -112,3 +112,10 @@ def test_a_folder_without_a_manifest_is_refused_with_a_remedy(folder: Path, tmp_
     assert [path.name for path in manifest.list_shards(tmp_path)] == ["shard-0", "shard-1", "shard-10"]
     with pytest.raises(UserError, match=f"holds 3 shards, name one: {tmp_path}/shard-0"):
         manifest.read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"manifest":'])
+def test_a_manifest_nested_thousands_deep_is_damaged(folder: Path, opening: bytes) -> None:
+    (folder / "manifest.json").write_bytes(opening * 200_000)
+    with pytest.raises(DamagedError, match=r"manifest.json is damaged \(the file: .*build this index again"):
+        manifest.read_manifest(folder)

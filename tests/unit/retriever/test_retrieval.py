@@ -12,11 +12,13 @@ from sys import getsizeof
 import pytest
 from retriever_parts import DEFAULT_TOPK, Recorder, open_retrieval, record_bm25
 
+from forage_common.errors import UnavailableError
 from forage_retriever.index.load import Index
 from forage_retriever.serve import retrieval
 from forage_retriever.serve.cache import LruCache
 from forage_retriever.serve.retrieval import NotReadyError, Results, Retrieval
 from forage_retriever.serve.source import InvalidRequestError, LocalSource
+from forage_retriever.serve.urgency import Urgency
 
 
 def list_ids(results: Results) -> list[list[str]]:
@@ -107,14 +109,48 @@ async def test_a_search_times_out_and_the_next_one_is_answered(
 
 
 async def test_without_an_index_and_after_stop_retrieval_is_not_ready(loaded: Index) -> None:
-    core = Retrieval(DEFAULT_TOPK, 30.0)
-    with pytest.raises(NotReadyError):
-        await core.retrieve(["Oslo"])
+    core = Retrieval(DEFAULT_TOPK, 0.05)
+    for queries in (["Oslo"], []):
+        with pytest.raises(NotReadyError):
+            await core.retrieve(queries)
     core.set_source(LocalSource(loaded, 100))
     await core.retrieve(["Oslo"])
     await core.stop()
     with pytest.raises(NotReadyError):
         await core.retrieve(["Oslo"])
+
+
+async def test_a_request_waits_for_the_index_as_long_as_its_caller_does(loaded: Index) -> None:
+    core = Retrieval(DEFAULT_TOPK, 30.0)
+    with pytest.raises(NotReadyError):  # a probe
+        await core.retrieve([])
+    with pytest.raises(NotReadyError):
+        await core.retrieve(["Oslo"], urgency=Urgency(timeout_s=0.01))
+    early = asyncio.create_task(core.retrieve(["Oslo"], 1))
+    await asyncio.sleep(0.01)
+    core.set_source(LocalSource(loaded, 100))
+    assert list_ids(await early) == [["o"]]
+    await core.stop()
+
+
+async def test_a_request_that_waits_for_an_index_ends_with_the_service() -> None:
+    core = Retrieval(DEFAULT_TOPK, 30.0)
+    early = asyncio.create_task(core.retrieve(["Oslo"]))
+    await asyncio.sleep(0.01)
+    core.drain()
+    async with asyncio.timeout(10):
+        with pytest.raises(NotReadyError):
+            await early
+
+
+async def test_a_request_waits_for_an_encoder_that_is_down(recorder: tuple[Index, Recorder]) -> None:
+    index, searches = recorder
+    searches.down = 2
+    async with open_retrieval(index) as core:
+        assert list_ids(await core.retrieve(["Oslo"], 1)) == [["o"]]
+        searches.down = 10**9
+        with pytest.raises(UnavailableError, match="the encoder is down"):
+            await core.retrieve(["Kandy"], urgency=Urgency(timeout_s=0.3))
 
 
 async def test_a_replaced_index_finishes_its_searches_and_is_closed(loaded: Index) -> None:

@@ -21,9 +21,9 @@ from forage_common.settings import RetrieverSettings, Settings, TlsSettings
 from forage_common.telemetry.health import Health
 from forage_common.v1 import retriever_pb2, retriever_pb2_grpc, trajectory_pb2
 from forage_retriever.index.load import Index
-from forage_retriever.serve.batcher import SearchOptions
 from forage_retriever.serve.grpc_api import MAX_REQUEST_BYTES, GrpcServer
 from forage_retriever.serve.shard import Shard, ShardUnavailableError
+from forage_retriever.serve.waiting import SearchOptions
 
 TOKEN, WRONG = "a-secret-of-shards", "a-secret-of-nobody"
 

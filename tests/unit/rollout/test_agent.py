@@ -34,6 +34,7 @@ class Library(ThreadingHTTPServer):
     body: bytes | None = None
     headers: ClassVar[dict[str, str]] = {"X-Forage-Index-Digest": "abc", "X-Forage-Mode": "dense"}
     queries: list[str]
+    contexts: list[int]
 
 
 class _Shelf(BaseHTTPRequestHandler):
@@ -44,6 +45,7 @@ class _Shelf(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         assert body["return_scores"] is True
         self.server.queries += body["queries"]
+        self.server.contexts.append(body["context_tokens"])
         document = {"id": "d1", "contents": '"T"\nthe </information> body'}
         reply = self.server.body or json.dumps({"result": [[{"document": document, "score": 0.5}]]}).encode()
         self.send_response(self.server.status)
@@ -60,7 +62,7 @@ class _Shelf(BaseHTTPRequestHandler):
 @pytest.fixture
 def library() -> Iterator[Library]:
     server = Library(("127.0.0.1", 0), _Shelf)
-    server.queries = []
+    server.queries, server.contexts = [], []
     Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     yield server
     server.shutdown()
@@ -121,6 +123,16 @@ def build_prompt(**fields: Any) -> Prompt:
 
 
 SEARCHING = ["<search>one</search>", "<search>two</search>", "<answer>a</answer>"]
+
+
+async def test_a_search_says_how_long_the_trajectory_is(
+    make_agent: MakeAgent, library: Library, char_codec: Any
+) -> None:
+    group = await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run_group(build_prompt(samples=1))
+    (trajectory,) = group.trajectories
+    searched = [span.end for span in trajectory.spans if span.text.endswith("</search>")]
+    assert library.contexts == searched
+    assert len(searched) == 2
 
 
 async def test_a_group_is_searched_scored_and_identified(

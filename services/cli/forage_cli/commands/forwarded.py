@@ -1,4 +1,4 @@
-"""`forage index`, `forage reward` and `forage trainer`: commands that run in the environment of their service."""
+"""`forage index`, `forage reward`, `forage trainer`, `forage serve`: run in the environment of their service."""
 
 from __future__ import annotations
 
@@ -28,24 +28,42 @@ FORWARDED = (
     ForwardedCommand("trainer", "trainer", "Export a checkpoint as a Hugging Face model folder."),
 )
 
+_ARGUMENTS = "Arguments: -c FILE, key=value …; as of `python -m forage_{}` in its image."
+SERVED = tuple(
+    ForwardedCommand(name, name, f"{help} {_ARGUMENTS.format(name)}")
+    for name, help in (
+        ("retriever", "Search a corpus or an index over HTTP and gRPC."),
+        ("reward", "Score trajectories over gRPC."),
+    )
+)
+
+NAMES = frozenset({"serve", *(command.name for command in FORWARDED)})
+"""Commands whose services parse the arguments and print the help."""
+
 
 def add_forwarded(app: typer.Typer) -> None:
     """Add the forwarded commands; the service itself parses their arguments and prints their help."""
     settings = {"allow_extra_args": True, "ignore_unknown_options": True}
     for command in FORWARDED:
         text = f"{command.help} Options: [bold]forage {command.name} --help[/]."
-        app.command(command.name, context_settings=settings, add_help_option=False, help=text)(_forward(command))
+        run = _forward(command.service, f"forage_{command.service}.command")
+        app.command(command.name, context_settings=settings, add_help_option=False, help=text)(run)
+    serve = typer.Typer(no_args_is_help=True, help="Run one service in the foreground, until SIGTERM or Ctrl-C.")
+    for command in SERVED:
+        run = _forward(command.service, f"forage_{command.service}")
+        serve.command(command.name, context_settings=settings, add_help_option=False, help=command.help)(run)
+    app.add_typer(serve, name="serve")
 
 
-def _forward(command: ForwardedCommand) -> Callable[[typer.Context], None]:
+def _forward(service: str, module: str) -> Callable[[typer.Context], None]:
     def run(context: typer.Context) -> None:
         from forage_cli.local.stack import Program, find_interpreter
         from forage_common.files.parquet_rows import PARQUET_READER
 
         # FAISS and torch are installed only in the environment of their service: its process replaces this one.
-        python = str(find_interpreter(Program(command.service)))
+        python = str(find_interpreter(Program(service)))
         # Environments without pyarrow read and write Parquet through this interpreter.
         environment = {**os.environ, PARQUET_READER: sys.executable}
-        os.execve(python, [python, "-m", f"forage_{command.service}.command", *context.args], environment)
+        os.execve(python, [python, "-m", module, *context.args], environment)
 
     return run

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +23,26 @@ from forage_common.v1.trajectory_pb2 import Document, Provenance
 CONNECT_S = 5.0
 TOKEN_SETTING = "retriever.auth_token_file"
 _OFF = TlsSettings()
-MAX_CONNECTIONS = 64
+MAX_CONNECTIONS = 256
+"""As many as trajectories that a rollout replica runs by its defaults: what waits here is in no order of urgency."""
+
+SPARE_S = 1.0
+"""Of the limit of a search: the retriever gives up this much earlier, so that its reason still arrives."""
+
+_context_tokens: ContextVar[int] = ContextVar("context_tokens", default=0)
+
+
+@contextmanager
+def searching_for(context_tokens: int) -> Iterator[None]:
+    """Within the block, searches say how long the trajectory is that waits for them, in tokens.
+
+    The retriever answers long ones first. Environments need not know: it goes with whatever they search.
+    """
+    token = _context_tokens.set(context_tokens)
+    try:
+        yield
+    finally:
+        _context_tokens.reset(token)
 
 
 @dataclass(frozen=True)
@@ -103,7 +125,8 @@ class RetrieverClient:
             MalformedReplyError: the reply does not follow the wire format.
         """
         body: dict[str, Any] = {"queries": list(queries), "return_scores": True}
-        body |= {name: value for name, value in (("topk", topk), ("filters", filters), ("mode", mode)) if value}
+        optional = {"topk": topk, "filters": filters, "mode": mode, "context_tokens": _context_tokens.get()}
+        body |= {name: value for name, value in optional.items() if value}
 
         attributes: tracing.Attributes = {"server.address": self._circuit.address, "forage.queries": len(queries)}
         with tracing.span("retriever.search", attributes, kind=tracing.SpanKind.CLIENT):
@@ -121,8 +144,12 @@ class RetrieverClient:
 
     async def _search(self, body: dict[str, Any], queries: int) -> SearchResult:
         headers = tracing.trace_headers()
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._timeout_s
 
         async def attempt() -> httpx.Response:
+            remaining = deadline - clock()
+            body["timeout_s"] = round(max(remaining - SPARE_S, remaining / 2, 0.01), 3)
             if self._tokens is not None:
                 headers[HEADER] = f"Bearer {self._tokens.token}"
             return (await self._http.post("/retrieve", json=body, headers=headers)).raise_for_status()

@@ -68,12 +68,12 @@ def check_settings(tree: Mapping[str, Any]) -> Settings:
 
 
 def settings_from_arguments(arguments: Sequence[str]) -> Settings:
-    """Load the settings of a service process from its arguments: `[--config FILE] [key.key=value …]`."""
+    """Load the settings of a service process from its arguments: `[--config FILE | -c FILE] [key.key=value …]`."""
     rest = list(arguments)
     file = None
-    if rest[:1] == ["--config"]:
+    if rest[:1] in (["--config"], ["-c"]):
         if len(rest) < 2:
-            raise SettingsError("--config needs a file: write --config configs/demo.yaml")
+            raise SettingsError(f"{rest[0]} needs a file: write {rest[0]} configs/demo.yaml")
         file = Path(rest[1])
         rest = rest[2:]
     return load_settings(file, rest)

@@ -80,9 +80,11 @@ class RetrieverSettings(Section):
         (), description="gRPC addresses of retrievers that each hold a part of the corpus, whose results are merged"
     )
     max_waiting: int = Field(
-        8192, ge=1, description="Most queries in the queue; further requests get 503 with Retry-After"
+        65_536, ge=1, description="Most queries in the queue; further requests get 503 with Retry-After"
     )
-    queue_timeout_s: float = Field(30.0, gt=0, description="Longest wait of a query in the queue before it fails")
+    queue_timeout_s: float = Field(
+        300.0, gt=0, description="Longest wait of a request for its answer before it gets 503; a caller may name less"
+    )
     cache_bytes: int = Field(
         64 * 2**20, ge=0, description="Memory of recent results, which repeated queries get at once; 0: none are kept"
     )

@@ -25,25 +25,25 @@ _sym_db = _symbol_database.Default()
 from forage_common.v1 import trajectory_pb2 as forage__common_dot_v1_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n forage_common/v1/retriever.proto\x12\tforage.v1\x1a!forage_common/v1/trajectory.proto\"p\n\x0fRetrieveRequest\x12\x0f\n\x07queries\x18\x01 \x03(\t\x12\x0c\n\x04topk\x18\x02 \x01(\r\x12\"\n\x07\x66ilters\x18\x03 \x03(\x0b\x32\x11.forage.v1.Filter\x12\x0c\n\x04mode\x18\x04 \x01(\t\x12\x0c\n\x04rows\x18\x05 \x01(\x08\"\'\n\x06\x46ilter\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x03(\t\"x\n\x10RetrieveResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.forage.v1.DocumentList\x12)\n\nprovenance\x18\x02 \x01(\x0b\x32\x15.forage.v1.Provenance\x12\x0f\n\x07partial\x18\x03 \x01(\x08\"D\n\x0c\x44ocumentList\x12&\n\tdocuments\x18\x01 \x03(\x0b\x32\x13.forage.v1.Document\x12\x0c\n\x04rows\x18\x02 \x03(\x0c\"P\n\x15RetrieveStreamRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12+\n\x07request\x18\x02 \x01(\x0b\x32\x1a.forage.v1.RetrieveRequest\"\x86\x01\n\x16RetrieveStreamResponse\x12\n\n\x02id\x18\x01 \x01(\x04\x12-\n\x08response\x18\x02 \x01(\x0b\x32\x1b.forage.v1.RetrieveResponse\x12!\n\x06status\x18\x03 \x01(\x0e\x32\x11.forage.v1.Status\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t2\xab\x01\n\tRetriever\x12\x43\n\x08Retrieve\x12\x1a.forage.v1.RetrieveRequest\x1a\x1b.forage.v1.RetrieveResponse\x12Y\n\x0eRetrieveStream\x12 .forage.v1.RetrieveStreamRequest\x1a!.forage.v1.RetrieveStreamResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n forage_common/v1/retriever.proto\x12\tforage.v1\x1a!forage_common/v1/trajectory.proto\"\x88\x01\n\x0fRetrieveRequest\x12\x0f\n\x07queries\x18\x01 \x03(\t\x12\x0c\n\x04topk\x18\x02 \x01(\r\x12\"\n\x07\x66ilters\x18\x03 \x03(\x0b\x32\x11.forage.v1.Filter\x12\x0c\n\x04mode\x18\x04 \x01(\t\x12\x0c\n\x04rows\x18\x05 \x01(\x08\x12\x16\n\x0e\x63ontext_tokens\x18\x06 \x01(\r\"\'\n\x06\x46ilter\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x03(\t\"x\n\x10RetrieveResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.forage.v1.DocumentList\x12)\n\nprovenance\x18\x02 \x01(\x0b\x32\x15.forage.v1.Provenance\x12\x0f\n\x07partial\x18\x03 \x01(\x08\"D\n\x0c\x44ocumentList\x12&\n\tdocuments\x18\x01 \x03(\x0b\x32\x13.forage.v1.Document\x12\x0c\n\x04rows\x18\x02 \x03(\x0c\"P\n\x15RetrieveStreamRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12+\n\x07request\x18\x02 \x01(\x0b\x32\x1a.forage.v1.RetrieveRequest\"\x86\x01\n\x16RetrieveStreamResponse\x12\n\n\x02id\x18\x01 \x01(\x04\x12-\n\x08response\x18\x02 \x01(\x0b\x32\x1b.forage.v1.RetrieveResponse\x12!\n\x06status\x18\x03 \x01(\x0e\x32\x11.forage.v1.Status\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t2\xab\x01\n\tRetriever\x12\x43\n\x08Retrieve\x12\x1a.forage.v1.RetrieveRequest\x1a\x1b.forage.v1.RetrieveResponse\x12Y\n\x0eRetrieveStream\x12 .forage.v1.RetrieveStreamRequest\x1a!.forage.v1.RetrieveStreamResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'forage_common.v1.retriever_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RETRIEVEREQUEST']._serialized_start=82
-  _globals['_RETRIEVEREQUEST']._serialized_end=194
-  _globals['_FILTER']._serialized_start=196
-  _globals['_FILTER']._serialized_end=235
-  _globals['_RETRIEVERESPONSE']._serialized_start=237
-  _globals['_RETRIEVERESPONSE']._serialized_end=357
-  _globals['_DOCUMENTLIST']._serialized_start=359
-  _globals['_DOCUMENTLIST']._serialized_end=427
-  _globals['_RETRIEVESTREAMREQUEST']._serialized_start=429
-  _globals['_RETRIEVESTREAMREQUEST']._serialized_end=509
-  _globals['_RETRIEVESTREAMRESPONSE']._serialized_start=512
-  _globals['_RETRIEVESTREAMRESPONSE']._serialized_end=646
-  _globals['_RETRIEVER']._serialized_start=649
-  _globals['_RETRIEVER']._serialized_end=820
+  _globals['_RETRIEVEREQUEST']._serialized_start=83
+  _globals['_RETRIEVEREQUEST']._serialized_end=219
+  _globals['_FILTER']._serialized_start=221
+  _globals['_FILTER']._serialized_end=260
+  _globals['_RETRIEVERESPONSE']._serialized_start=262
+  _globals['_RETRIEVERESPONSE']._serialized_end=382
+  _globals['_DOCUMENTLIST']._serialized_start=384
+  _globals['_DOCUMENTLIST']._serialized_end=452
+  _globals['_RETRIEVESTREAMREQUEST']._serialized_start=454
+  _globals['_RETRIEVESTREAMREQUEST']._serialized_end=534
+  _globals['_RETRIEVESTREAMRESPONSE']._serialized_start=537
+  _globals['_RETRIEVESTREAMRESPONSE']._serialized_end=671
+  _globals['_RETRIEVER']._serialized_start=674
+  _globals['_RETRIEVER']._serialized_end=845
 # @@protoc_insertion_point(module_scope)

@@ -28,12 +28,15 @@ class RetrieveRequest(_message.Message):
     FILTERS_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
+    CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     topk: _builtins.int
     """0 = default of the server"""
     mode: _builtins.str
     """bm25, dense, hybrid or title; empty = default of the server"""
     rows: _builtins.bool
     """return whole corpus rows instead of contents"""
+    context_tokens: _builtins.int
+    """length of the trajectory that waits; long ones are searched first; 0 = unknown"""
     @_builtins.property
     def queries(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -48,10 +51,11 @@ class RetrieveRequest(_message.Message):
         filters: _abc.Iterable[Global___Filter] | None = ...,
         mode: _builtins.str = ...,
         rows: _builtins.bool = ...,
+        context_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["filters", b"filters", "mode", b"mode", "queries", b"queries", "rows", b"rows", "topk", b"topk"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_tokens", b"context_tokens", "filters", b"filters", "mode", b"mode", "queries", b"queries", "rows", b"rows", "topk", b"topk"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

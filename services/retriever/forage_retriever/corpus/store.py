@@ -81,7 +81,7 @@ class Corpus(_View[Passage]):
             if len(offsets) != count + 1 or int(offsets[-1]) != len(data):
                 raise ValueError(f"{len(data)} bytes of rows are not the {count} passages of {META_FILE}")
             self.columns = Columns(folder / COLUMNS_FOLDER, meta["filter_fields"], count)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"corpus {folder} cannot be read ({error}): delete its index and build it again") from None
 
         def row(place: int) -> bytes:

@@ -61,7 +61,8 @@ class RemoteEncoder:
         return encode_in_batches(self._embed, texts, prefix, self.dimension, self._batch, progress)
 
     def _embed(self, batch: Sequence[str]) -> Vectors:
-        vectors = self._tei.embed(batch, self.convention.normalize)
+        # The protocol refuses a text without a character; a blank has the vector of the empty text.
+        vectors = self._tei.embed([text or " " for text in batch], self.convention.normalize)
         if vectors.shape[1] != self.dimension:
             raise MalformedReplyError(
                 f"the encoder {self.model} gave vectors of {vectors.shape[1]} numbers, no longer {self.dimension}:"

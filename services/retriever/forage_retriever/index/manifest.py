@@ -241,7 +241,7 @@ def _read_format(content: bytes) -> int:
     """The format of a manifest of any format; `FORMAT` where it cannot be read."""
     try:
         return int(json.loads(content)["manifest"]["format"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):  # the last: of a file nested thousands deep
         return FORMAT
 
 

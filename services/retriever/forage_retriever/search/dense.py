@@ -32,19 +32,18 @@ class DenseIndex:
         self._columns = columns
 
     def search(self, queries: Sequence[str], topk: int, filters: Filters = ()) -> list[list[Hit]]:
-        """The passages nearest to each query.
+        """The passages nearest to each query; a blank one has a vector too.
 
         Raises:
             UnknownFieldError: a filter names a field that the index does not have.
         """
         mask = self._columns.compute_mask(filters) if filters else None
-        searched = [place for place, query in enumerate(queries) if query.strip()]
-        results: list[list[Hit]] = [[] for _ in queries]
-        if not searched:
-            return results
-        vectors = self.encoder.encode_queries([queries[place] for place in searched])
+        if not queries:
+            return []
+        vectors = self.encoder.encode_queries(queries)
         scores, rows = self.vectors.search(vectors, topk, mask)
-        for place, own_rows, own_scores in zip(searched, rows.tolist(), scores.tolist(), strict=True):
+        results = []
+        for own_rows, own_scores in zip(rows.tolist(), scores.tolist(), strict=True):
             hits = [Hit(row, score) for row, score in zip(own_rows, own_scores, strict=True) if row >= 0]
-            results[place] = sorted(hits, key=lambda hit: (-hit.score, hit.row))  # FAISS leaves ties in any order
+            results.append(sorted(hits, key=lambda hit: (-hit.score, hit.row)))  # FAISS leaves ties in any order
         return results

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from forage_retriever.corpus import columns
 from forage_retriever.hits import Filters
-from forage_retriever.serve.retrieval import Results
+from forage_retriever.serve.retrieval import MAX_QUERIES, Results
 from forage_retriever.serve.source import QueryResult
+from forage_retriever.serve.urgency import Urgency
 
 Value = str | bool | int | float
-Count = Annotated[int | None, Field(description="documents per query; absent, null or 0 = `retriever.topk`")]
-Queries = Annotated[list[str], Field(description="at most 4096")]
+Count = Annotated[
+    int | None,
+    Field(
+        description="documents per query; absent, null or 0 = `retriever.topk`; more than there are passages = all of"
+        " them, each once"
+    ),
+]
+Queries = Annotated[
+    list[str],
+    Field(
+        description=f"at most {MAX_QUERIES}; for a blank one dense and hybrid search give what is nearest to the empty"
+        " text, bm25 and title nothing"
+    ),
+]
 WithScores = Annotated[bool, Field(description="pair each document with its score")]
 
 
 class Body(BaseModel):
-    """A request body. Unknown fields are ignored, as other servers do."""
+    """A request body, read as other servers read it: unknown fields are ignored, and "3" or 3.0 is a number."""
 
-    model_config = ConfigDict(strict=True)
     example: ClassVar[str]
 
 
@@ -35,6 +48,13 @@ class Search(Body, ABC):
     )
     mode: str | None = Field(
         None, description="bm25, dense, hybrid or title (the query is the title); absent or null = the index's own"
+    )
+
+    context_tokens: int = Field(
+        0, ge=0, le=2**32 - 1, description="length of the trajectory that waits; long ones are searched first"
+    )
+    timeout_s: float | None = Field(
+        None, gt=0, description="seconds after which the caller gives up; absent or null = `retriever.queue_timeout_s`"
     )
 
     @property
@@ -51,6 +71,11 @@ class Search(Body, ABC):
     def conditions(self) -> Filters:
         """The filters in canonical form."""
         return normalize_filters(self.filters or {})
+
+    @property
+    def urgency(self) -> Urgency:
+        """How soon the caller needs the reply."""
+        return Urgency(self.context_tokens, math.inf if self.timeout_s is None else self.timeout_s)
 
     @abstractmethod
     def build_reply(self, results: Results) -> bytes:

@@ -1,9 +1,9 @@
-"""Dynamic batching: queries that wait when the search thread is free are searched together, fairly across requests.
+"""Dynamic batching: queries that wait when the search thread is free are searched together, in the order of `urgency`.
 
 The thread takes each batch itself, so it never waits for the event loop: while it searches, the next batch fills, and a
-query that arrives when the thread is idle is searched at once. A batch holds queries with the same options, up to a
-number of queries and of estimated tokens; a request with more than `TURN_QUERIES` queries goes to the back after each
-turn, so that large requests do not delay small ones.
+query that arrives when the thread is idle is searched at once: a batch is never held back to become full. A batch holds
+queries with the same options, up to a number of queries and of estimated tokens; a request with more than
+`TURN_QUERIES` queries is due again after each turn, so that large requests do not delay small ones.
 """
 
 from __future__ import annotations
@@ -11,26 +11,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import deque
+import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from prometheus_client import Counter, Gauge, Histogram
 
 from forage_common.errors import UnavailableError
 from forage_common.telemetry.waits import idling
-from forage_retriever.hits import Filters, Hit, Searcher
-
-MAX_BATCH = 64
-MAX_BATCH_TOKENS = 2048
-"""Estimated; a batch of long queries has fewer of them."""
-
-TURN_QUERIES = 32
-"""Queries of one request that are taken before it moves to the back of its queue."""
-
-CHARS_PER_TOKEN = 4
-MAX_QUERY_TOKENS = 256
-"""Approximate limit of encoders, beyond which a query costs no more."""
+from forage_retriever.hits import Hit, Searcher
+from forage_retriever.serve.urgency import PATIENT, Urgency
+from forage_retriever.serve.waiting import Request, SearchOptions, WaitingRequests
 
 SEARCH_THREAD = "search"
 
@@ -47,32 +38,25 @@ class OverloadedError(Exception):
     """The queue is full: retry later."""
 
 
-class SearchOptions(NamedTuple):
-    """Options of a search; only queries with equal options share a batch.
+class _Search(Request):
+    """A request whose caller waits for the result."""
 
-    A shared batch must not change results: `topk`, for example, decides how deep rankings are read.
-    """
+    __slots__ = ("hits", "missing", "result")
 
-    mode: str
-    topk: int
-    filters: Filters = ()
-
-
-class _Request:
-    """The queries of one caller: how many are taken, and their results."""
-
-    __slots__ = ("hits", "missing", "result", "taken", "texts", "turn")
-
-    def __init__(self, texts: Sequence[str], result: asyncio.Future[list[list[Hit]]]) -> None:
-        self.texts = texts
+    def __init__(
+        self,
+        texts: Sequence[str],
+        options: SearchOptions,
+        urgency: Urgency,
+        result: asyncio.Future[list[list[Hit]]],
+    ) -> None:
+        super().__init__(texts, options, urgency)
         self.result = result
-        self.taken = 0
-        self.turn = 0
         self.hits: list[list[Hit]] = [[] for _ in texts]
         self.missing = len(texts)
 
 
-_Batch: TypeAlias = list[tuple[_Request, int]]
+_Batch: TypeAlias = list[tuple[_Search, int]]
 
 
 class Batcher:
@@ -83,37 +67,41 @@ class Batcher:
 
         Args:
             searchers: by mode.
-            max_waiting: limit of queries in the queue, beyond which requests are rejected.
+            max_waiting: limit of queries in the queue, beyond which requests are rejected; a request alone may be
+                larger.
         """
         self._searchers = searchers
         self._max_waiting = max_waiting
-        self._queues: dict[SearchOptions, deque[_Request]] = {}
-        self._waiting = 0
+        self._requests: WaitingRequests[_Search] = WaitingRequests()
         self._closed = False
         self._changed = threading.Condition()
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         threading.Thread(target=self._run, name=SEARCH_THREAD, daemon=True).start()
 
-    async def search(self, queries: Sequence[str], options: SearchOptions) -> list[list[Hit]]:
+    async def search(
+        self, queries: Sequence[str], options: SearchOptions, urgency: Urgency = PATIENT
+    ) -> list[list[Hit]]:
         """The hits of each query. Cancelling the call removes its queries from the queue.
 
         Raises:
-            OverloadedError: the queue has no room for all of them.
+            OverloadedError: others wait, and there is no room for all of these.
         """
-        request = _Request(queries, self._loop.create_future())
+        request = _Search(queries, options, urgency, self._loop.create_future())
         with self._changed:
-            if self._waiting + len(queries) > self._max_waiting:
+            waiting = self._requests.queries
+            if waiting and waiting + len(queries) > self._max_waiting:
                 SHED.inc(len(queries))
-                raise OverloadedError(f"{self._waiting} queries are waiting already")
-            self._queues.setdefault(options, deque()).append(request)
-            self._waiting += len(queries)
-            WAITING.set(self._waiting)
+                raise OverloadedError(f"{waiting} queries are waiting already")
+            self._requests.add(request, time.monotonic())
+            WAITING.set(self._requests.queries)
             self._changed.notify()
         try:
             return await request.result
         finally:
-            self._withdraw(request)
+            with self._changed:
+                self._requests.withdraw(request)
+                WAITING.set(self._requests.queries)
 
     async def close(self) -> None:
         """Search the waiting queries, then end the thread."""
@@ -121,12 +109,6 @@ class Batcher:
             self._closed = True
             self._changed.notify()
         await self._ended.wait()  # wait: the last batch, whose searches have time limits
-
-    def _withdraw(self, request: _Request) -> None:
-        with self._changed:
-            self._waiting -= len(request.texts) - request.taken
-            request.taken = len(request.texts)
-            WAITING.set(self._waiting)
 
     def _run(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
@@ -137,41 +119,14 @@ class Batcher:
     def _take_batch(self) -> tuple[SearchOptions, _Batch] | None:
         """Wait for the next batch; None when closed and nothing waits."""
         with self._changed:
-            while not self._waiting:
-                self._queues.clear()  # of cancelled requests
+            while not self._requests.queries:
                 if self._closed:
                     return None
                 with idling("searches", on="rollout"):
                     self._changed.wait()
-            options = next(iter(self._queues))
-            queue = self._queues.pop(options)
-            batch = self._fill_batch(queue)
-            if queue:
-                self._queues[options] = queue  # behind the other queues
-            self._waiting -= len(batch)
-            WAITING.set(self._waiting)
-            return options, batch
-
-    @staticmethod
-    def _fill_batch(queue: deque[_Request]) -> _Batch:
-        """Take a batch from the front of a queue; a request that does not fit whole stays in front."""
-        batch: _Batch = []
-        tokens = 0
-        while queue:
-            request = queue[0]
-            while request.taken < len(request.texts) and request.turn < TURN_QUERIES:
-                cost = min(len(request.texts[request.taken]) // CHARS_PER_TOKEN + 2, MAX_QUERY_TOKENS)
-                if batch and (len(batch) == MAX_BATCH or tokens + cost > MAX_BATCH_TOKENS):
-                    return batch
-                batch.append((request, request.taken))
-                tokens += cost
-                request.taken += 1
-                request.turn += 1
-            request.turn = 0
-            queue.popleft()
-            if request.taken < len(request.texts):
-                queue.append(request)
-        return batch
+            taken = self._requests.take_batch(time.monotonic())
+            WAITING.set(self._requests.queries)
+            return taken
 
     def _search(self, options: SearchOptions, batch: _Batch) -> None:
         texts = list(dict.fromkeys(request.texts[place] for request, place in batch))

@@ -25,17 +25,22 @@ from forage_retriever import artifacts
 from forage_retriever.hits import Hit, Provenance, sort_scores
 from forage_retriever.index.load import TITLE
 from forage_retriever.search import hybrid
-from forage_retriever.serve.batcher import SHED, OverloadedError, SearchOptions
+from forage_retriever.serve.batcher import SHED, OverloadedError
 from forage_retriever.serve.retrieval import MAX_DOCUMENTS, NotReadyError
 from forage_retriever.serve.shard import SHARD_FAILURES, Shard, ShardUnavailableError
 from forage_retriever.serve.source import Answer, InvalidRequestError, QueryResult
 from forage_retriever.serve.swap import report_provenance
+from forage_retriever.serve.urgency import Urgency
+from forage_retriever.serve.waiting import SearchOptions
 
 SHARD_TIMEOUT_S = 10.0
 """Limit after which a shard that has not replied is left out of the answer."""
 
 START_GRACE_S = 60.0
 """Limit of the wait for all shards at start; after it, the front serves those that reply."""
+
+PART_QUERIES = 512
+"""Queries that the shards search at a time of a larger request: all of it would take longer than `SHARD_TIMEOUT_S`."""
 
 _POLL_S = 0.05
 _FUSED = (TITLE, RetrievalMode.BM25, RetrievalMode.DENSE)
@@ -113,30 +118,38 @@ class Front:
     def fit_options(self, options: SearchOptions) -> SearchOptions:
         return options._replace(topk=min(options.topk, MAX_DOCUMENTS))
 
-    async def search(self, queries: Sequence[str], options: SearchOptions) -> Answer:
-        if self._waiting + len(queries) > self._settings.max_waiting:
+    async def search(self, queries: Sequence[str], options: SearchOptions, urgency: Urgency) -> Answer:
+        if self._waiting and self._waiting + len(queries) > self._settings.max_waiting:
             SHED.inc(len(queries))
             raise OverloadedError(f"{self._waiting} queries are waiting already")
         self._waiting += len(queries)
         try:
-            replies = await asyncio.gather(
-                *(
-                    self._search_shard(shard, queries, one)
-                    for one in self._plan_rankings(options)
-                    for shard in self._shards
-                ),
-                return_exceptions=True,
-            )
+            while True:
+                provenance = self.provenance
+                results: list[QueryResult] = []
+                for begin in range(0, len(queries), PART_QUERIES):
+                    results += await self._search_part(queries[begin : begin + PART_QUERIES], options, urgency)
+                if len(queries) <= PART_QUERIES or self.provenance == provenance:  # else results of two indexes
+                    return replace(self.provenance, mode=options.mode), results
         finally:
             self._waiting -= len(queries)
+
+    async def _search_part(self, queries: Sequence[str], options: SearchOptions, urgency: Urgency) -> list[QueryResult]:
+        replies = await asyncio.gather(
+            *(
+                self._search_shard(shard, queries, one, urgency)
+                for one in self._plan_rankings(options)
+                for shard in self._shards
+            ),
+            return_exceptions=True,
+        )
         for reply in replies:
             if isinstance(reply, BaseException) and not isinstance(reply, ShardUnavailableError):
                 raise reply
         answered = [None if isinstance(reply, BaseException) else reply for reply in replies]
         if not any(answered):
             raise NotReadyError("no shard answers")
-        results = [self._merge_replies(answered, place, options) for place in range(len(queries))]
-        return replace(self.provenance, mode=options.mode), results
+        return [self._merge_replies(answered, place, options) for place in range(len(queries))]
 
     async def find_pages(self, urls: Sequence[str]) -> list[dict[str, Any] | None]:
         raise InvalidRequestError("this retriever merges shards, which find pages by URL: ask them")
@@ -155,12 +168,12 @@ class Front:
         return [options._replace(mode=mode, topk=depth) for mode in _FUSED]
 
     async def _search_shard(
-        self, shard: Shard, queries: Sequence[str], options: SearchOptions
+        self, shard: Shard, queries: Sequence[str], options: SearchOptions, urgency: Urgency
     ) -> retriever_pb2.RetrieveResponse:
         if shard.provenance is not None and shard.provenance.encoder != self.provenance.encoder:
             SHARD_FAILURES.labels(shard.address, "OTHER_ENCODER").inc()
             raise ShardUnavailableError(f"shard {shard.address} has another encoder")
-        reply = await shard.search(queries, options, self._timeout_s)
+        reply = await shard.search(queries, options, replace(urgency, timeout_s=self._timeout_s))
         if len(reply.results) != len(queries):
             SHARD_FAILURES.labels(shard.address, "MALFORMED").inc()
             raise ShardUnavailableError(

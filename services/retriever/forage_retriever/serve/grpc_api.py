@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -28,6 +29,7 @@ from forage_retriever.serve.batcher import OverloadedError
 from forage_retriever.serve.http_api import REQUESTS
 from forage_retriever.serve.retrieval import SECONDS, NotReadyError, Results, Retrieval
 from forage_retriever.serve.source import InvalidRequestError, QueryResult
+from forage_retriever.serve.urgency import Urgency
 
 MAX_MESSAGE_BYTES = 256 * 2**20
 """Of a reply, which holds passages: 100,000 at most."""
@@ -43,6 +45,9 @@ MAX_CONCURRENT_CALLS = 512
 
 MAX_IN_FLIGHT = 64
 """Requests of one stream that are answered concurrently; more are read as these finish."""
+
+_ANSWERED_WITHIN = 0.95
+"""Part of a call's time after which it fails."""
 
 SERVICE = retriever_pb2.DESCRIPTOR.services_by_name["Retriever"].full_name
 
@@ -73,7 +78,8 @@ class RetrieverServicer(retriever_pb2_grpc.RetrieverServicer):
         self, request: retriever_pb2.RetrieveRequest | None, context: grpc.aio.ServicerContext
     ) -> retriever_pb2.RetrieveResponse:
         try:
-            return await self._answer_traced("Retrieve", request, tracing.read_trace_context(context))
+            parent = tracing.read_trace_context(context)
+            return await self._answer_traced("Retrieve", request, parent, _read_timeout(context))
         except _RefusedError as error:
             await context.abort(error.code, str(error))
             raise AssertionError("unreachable: abort raises") from None
@@ -106,21 +112,29 @@ class RetrieverServicer(retriever_pb2_grpc.RetrieverServicer):
                 answers.create_task(answer(stream_request)).add_done_callback(partial(_leave, place))
 
     async def _answer_traced(
-        self, method: str, request: retriever_pb2.RetrieveRequest | None, parent: str
+        self, method: str, request: retriever_pb2.RetrieveRequest | None, parent: str, timeout_s: float = math.inf
     ) -> retriever_pb2.RetrieveResponse:
         if request is None or not request.queries:  # a front's probe of a shard
-            return await self._answer(request)
+            return await self._answer(request, timeout_s)
         attributes = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": method}
         with tracing.span(f"{SERVICE}/{method}", attributes, kind=SpanKind.SERVER, parent=parent):
-            return await self._answer(request)
+            return await self._answer(request, timeout_s)
 
-    async def _answer(self, request: retriever_pb2.RetrieveRequest | None) -> retriever_pb2.RetrieveResponse:
+    async def _answer(
+        self, request: retriever_pb2.RetrieveRequest | None, timeout_s: float
+    ) -> retriever_pb2.RetrieveResponse:
         if request is None:
             raise self._refuse(grpc.StatusCode.INVALID_ARGUMENT, "the bytes are not a message of this call")
         try:
             filters = tuple(sorted((one.field, tuple(sorted(set(one.values)))) for one in request.filters))
             with SECONDS.time():
-                results = await self._retrieval.retrieve(list(request.queries), request.topk, filters, request.mode)
+                results = await self._retrieval.retrieve(
+                    list(request.queries),
+                    request.topk,
+                    filters,
+                    request.mode,
+                    Urgency(request.context_tokens, timeout_s),
+                )
             reply = _build_response(results, request.rows)
         except InvalidRequestError as error:
             raise self._refuse(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
@@ -189,6 +203,12 @@ class GrpcServer:
     async def _set(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for name in ("", SERVICE):
             await self._probes.set(name, status)
+
+
+def _read_timeout(context: grpc.aio.ServicerContext) -> float:
+    """Seconds in which a call needs its answer, so that the caller still reads the reason if there is none."""
+    remaining = context.time_remaining()
+    return math.inf if remaining is None else remaining * _ANSWERED_WITHIN
 
 
 def _leave(place: Place, _: object) -> None:

@@ -8,7 +8,9 @@ Errors are `{"detail": sentence}`:
 - 422: the request is invalid; the sentence names the field, the error and what to send.
 - 401: the token is missing or wrong, where `retriever.auth_token_file` is set; 403: the client certificate is missing.
 - 413, 408: the body is larger than 16 MiB, or did not arrive within 20 s.
-- 503 with `Retry-After`: not ready, overloaded or too late; the same request may succeed later.
+- 503 with `Retry-After`: the same request may succeed later. A search waits for a busy queue, an index that is still
+  loading or an encoder that is down, so it comes only where `retriever.queue_timeout_s` or the request's `timeout_s` is
+  over, `retriever.max_waiting` queries wait already, or the service stops.
 - 409: there is no index to reload, or it cannot be loaded.
 - 500: an internal error; the log has the details.
 
@@ -146,15 +148,18 @@ def make_app(
 
     def post(path: str, answer: Answer, bodies: tuple[type[Body], ...], replies: tuple[type[BaseModel], ...]) -> None:
         codes = (400, 401, 403, 408, 413, 422, 500, 503) if bodies else (401, 403, 409, 500)
+        endpoint = _make_endpoint(retrieval, health, answer, path)
         app.add_api_route(
             path,
-            _make_endpoint(retrieval, health, answer, path),
+            endpoint,
             methods=["POST"],
             name=answer.__name__,
             description=answer.__doc__,
             responses={200: {"model": reduce(or_, replies)}} | {code: {"model": Refusal} for code in codes},
             openapi_extra={"requestBody": _describe_bodies(bodies)} if bodies else None,
         )
+        # FastAPI would redirect, to the address that it believes to have.
+        app.add_api_route(f"{path}/", endpoint, methods=["POST"], include_in_schema=False)
 
     bodies = adapters.RetrieveRequest, adapters.QueryRequest
     post("/retrieve", retrieve, bodies, (adapters.RetrieveReply, adapters.QueryReply))
@@ -192,7 +197,9 @@ def _make_endpoint(retrieval: Retrieval, health: Health, answer: Answer, path: s
 
 async def _search(retrieval: Retrieval, search: adapters.Search) -> Response:
     with SECONDS.time():
-        results = await retrieval.retrieve(search.texts, search.limit, search.conditions, search.mode or "")
+        results = await retrieval.retrieve(
+            search.texts, search.limit, search.conditions, search.mode or "", search.urgency
+        )
     response = Response(search.build_reply(results), media_type="application/json")
     response.raw_headers += _provenance_headers(results.provenance)
     if results.partial:

@@ -10,14 +10,16 @@ from typing import Any
 
 from prometheus_client import Counter, Histogram
 
+from forage_common.errors import UnavailableError
 from forage_common.telemetry import tracing
 from forage_common.telemetry.waits import waiting
 from forage_retriever.hits import Filters, Provenance
-from forage_retriever.serve.batcher import SearchOptions
 from forage_retriever.serve.cache import LruCache
 from forage_retriever.serve.source import Answer, InvalidRequestError, QueryResult, Source
+from forage_retriever.serve.urgency import PATIENT, Urgency
+from forage_retriever.serve.waiting import SearchOptions
 
-MAX_QUERIES = 4096
+MAX_QUERIES = 65_536
 MAX_DOCUMENTS = 100_000
 """In one reply."""
 
@@ -25,6 +27,9 @@ MAX_FILTER_VALUES = 1000
 MAX_URLS = 64
 MAX_CACHED_CHARS = 1000
 """Limit of a cached query; longer ones are rarely repeated."""
+
+AGAIN_S = 0.25
+"""Pause before a request is tried again that met no index, or an encoder that is down."""
 
 _ENTRY_BYTES, _HIT_BYTES = 1200, 128
 """As measured: of an entry without hits, and of each hit."""
@@ -64,6 +69,7 @@ class Retrieval:
         self._default_topk = default_topk
         self._timeout_s = timeout_s
         self._source: Source | None = None
+        self._is_draining = False
         self._retiring: set[asyncio.Task[None]] = set()
         self._cache: LruCache[tuple[str, SearchOptions, str], QueryResult] = LruCache(cache_bytes)
 
@@ -78,14 +84,29 @@ class Retrieval:
         self._source = source
         self._cache.clear()
 
+    def drain(self) -> None:
+        """From now on no request waits for an index or an encoder that may come: it fails at once."""
+        self._is_draining = True
+
     async def stop(self) -> None:
         """Close the source after its searches."""
+        self.drain()
         self._retire()
         self._source = None
         await asyncio.gather(*self._retiring)
 
-    async def retrieve(self, queries: Sequence[str], topk: int = 0, filters: Filters = (), mode: str = "") -> Results:
+    async def retrieve(
+        self,
+        queries: Sequence[str],
+        topk: int = 0,
+        filters: Filters = (),
+        mode: str = "",
+        urgency: Urgency = PATIENT,
+    ) -> Results:
         """The best `topk` passages for each query; 0 = the default. A smaller corpus gives fewer.
+
+        Where there is no index yet, or an encoder is down, it waits as long as the caller does: many clients of other
+        projects end at their first error. Only a request without queries, a probe, fails at once.
 
         Args:
             filters: a passage must pass all of them.
@@ -93,11 +114,32 @@ class Retrieval:
 
         Raises:
             InvalidRequestError: the request exceeds a limit, or its mode or a filter field is unknown.
-            NotReadyError: there is no index yet.
+            NotReadyError: there was no index within the time limit.
+            UnavailableError: an encoder was down until the time limit.
             OverloadedError: too many queries are waiting.
             TimeoutError: there was no answer within the time limit.
         """
         _check_request(queries, topk, filters)
+        reason: Exception | None = None
+        try:
+            async with asyncio.timeout(min(self._timeout_s, urgency.timeout_s)):
+                while True:
+                    try:
+                        return await self._retrieve(queries, topk, filters, mode, urgency)
+                    except (NotReadyError, UnavailableError) as error:
+                        if self._is_draining or not queries:
+                            raise
+                        reason = error
+                    await asyncio.sleep(AGAIN_S)  # wait: within the time limit of the request
+        except TimeoutError:
+            TIMEOUTS.inc()
+            if reason is not None:
+                raise reason from None
+            raise
+
+    async def _retrieve(
+        self, queries: Sequence[str], topk: int, filters: Filters, mode: str, urgency: Urgency
+    ) -> Results:
         source = self._get_source()
         before = source.provenance
         options = source.fit_options(SearchOptions(mode or before.mode, topk or self._default_topk, filters))
@@ -110,10 +152,10 @@ class Retrieval:
         missing = [query for query, result in results.items() if result is None]
         provenance = Provenance(before.corpus, before.encoder, before.index, options.mode)
         if missing:
-            provenance, searched = await self._search(source, missing, options)
+            provenance, searched = await self._search(source, missing, options, urgency)
             if provenance.index != before.index and len(missing) < len(results):
                 # A shard changed its index meanwhile: results of both must not be mixed.
-                return await self.retrieve(queries, topk, filters, mode)
+                return await self._retrieve(queries, topk, filters, mode, urgency)
             results.update(zip(missing, searched, strict=True))
             if source is self._source:
                 self._cache_results(provenance.index, options, missing, searched)
@@ -137,15 +179,10 @@ class Retrieval:
             raise NotReadyError("the index is not ready yet")
         return self._source
 
-    async def _search(self, source: Source, queries: Sequence[str], options: SearchOptions) -> Answer:
+    async def _search(self, source: Source, queries: Sequence[str], options: SearchOptions, urgency: Urgency) -> Answer:
         attributes: tracing.Attributes = {"forage.queries": len(queries), "forage.mode": options.mode}
-        try:
-            with tracing.span("retriever.index", attributes), waiting("searches", on="index", limit_s=self._timeout_s):
-                async with asyncio.timeout(self._timeout_s):
-                    return await source.search(queries, options)
-        except TimeoutError:
-            TIMEOUTS.inc()
-            raise
+        with tracing.span("retriever.index", attributes), waiting("searches", on="index", limit_s=self._timeout_s):
+            return await source.search(queries, options, urgency)
 
     def _cache_results(
         self, index: str, options: SearchOptions, queries: Sequence[str], searched: Sequence[QueryResult]

@@ -70,7 +70,7 @@ async def _serve(settings: Settings) -> None:
     grpc_server = GrpcServer(settings, retrieval, ready)
     await grpc_server.start()
     swap = None if settings.retriever.shards else IndexSwap(settings, retrieval)
-    loop.add_signal_handler(signal.SIGHUP, swap.schedule_reload if swap is not None else lambda: None)
+    loop.add_signal_handler(signal.SIGHUP, swap.schedule_reload if swap is not None else _refuse_reload)
     config = uvicorn.Config(
         make_app(retrieval, ready, swap, tokens, needs_certificate=settings.tls.require_client_cert),
         http=protocol,
@@ -101,6 +101,7 @@ async def _serve(settings: Settings) -> None:
         log.info("draining", grace_s=DRAIN_S)
     finally:
         ready.wait_for("stop", "draining")
+        retrieval.drain()
         http_server.should_exit = True
         await asyncio.gather(grpc_server.stop(DRAIN_S), http)
         with contextlib.suppress(TimeoutError):
@@ -108,6 +109,10 @@ async def _serve(settings: Settings) -> None:
         starting.cancel()
         stopping.cancel()
     log.info("stopped")
+
+
+def _refuse_reload() -> None:
+    get_logger().warning("reload_refused", detail="this retriever merges the answers of shards: reload the shards")
 
 
 async def _load_source(settings: Settings, retrieval: Retrieval, ready: Health, swap: IndexSwap | None) -> None:

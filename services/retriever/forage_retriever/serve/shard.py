@@ -20,9 +20,11 @@ from forage_common.telemetry.log_sampling import LogSampler
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1 import retriever_pb2, retriever_pb2_grpc
 from forage_retriever.hits import Provenance
-from forage_retriever.serve.batcher import OverloadedError, SearchOptions
+from forage_retriever.serve.batcher import OverloadedError
 from forage_retriever.serve.grpc_api import MAX_MESSAGE_BYTES
 from forage_retriever.serve.source import InvalidRequestError
+from forage_retriever.serve.urgency import Urgency
+from forage_retriever.serve.waiting import SearchOptions
 
 PROBE_S = 1.0
 """Interval of probes, and their time limit."""
@@ -72,12 +74,12 @@ class Shard:
         return self.provenance is not None and not self._circuit.is_open
 
     async def search(
-        self, queries: Sequence[str], options: SearchOptions, timeout_s: float
+        self, queries: Sequence[str], options: SearchOptions, urgency: Urgency
     ) -> retriever_pb2.RetrieveResponse:
         """The shard's best passages for each query, as whole rows.
 
         Raises:
-            ShardAwayError: there was no answer.
+            ShardUnavailableError: there was no answer within `urgency.timeout_s`.
             OverloadedError: the shard is overloaded.
             InvalidRequestError: the shard rejects the request.
         """
@@ -85,10 +87,15 @@ class Shard:
             raise ShardUnavailableError(f"shard {self.address} is unavailable")
         filters = [retriever_pb2.Filter(field=field, values=values) for field, values in options.filters]
         request = retriever_pb2.RetrieveRequest(
-            queries=queries, topk=options.topk, filters=filters, mode=options.mode, rows=True
+            queries=queries,
+            topk=options.topk,
+            filters=filters,
+            mode=options.mode,
+            rows=True,
+            context_tokens=urgency.context_tokens,
         )
         with tracing.span("retriever.shard", {"server.address": self.address}, kind=tracing.SpanKind.CLIENT):
-            return await self._call(request, timeout_s)
+            return await self._call(request, urgency.timeout_s)
 
     async def watch(self) -> None:
         """Probe it for its provenance until cancelled."""

@@ -10,7 +10,9 @@ from typing import Any, Protocol, TypeAlias
 from forage_retriever.corpus.columns import UnknownFieldError
 from forage_retriever.hits import Hit, Provenance
 from forage_retriever.index.load import Index
-from forage_retriever.serve.batcher import Batcher, SearchOptions
+from forage_retriever.serve.batcher import Batcher
+from forage_retriever.serve.urgency import Urgency
+from forage_retriever.serve.waiting import SearchOptions
 
 URL_FIELD = "url"
 
@@ -65,7 +67,7 @@ class Source(Protocol):
         """
         ...
 
-    async def search(self, queries: Sequence[str], options: SearchOptions) -> Answer:
+    async def search(self, queries: Sequence[str], options: SearchOptions, urgency: Urgency) -> Answer:
         """The results of each query, and their provenance."""
         ...
 
@@ -102,9 +104,9 @@ class LocalSource:
                 self._index.corpus.columns.check_field(field)
         return options._replace(topk=min(options.topk, len(self._index.corpus)))
 
-    async def search(self, queries: Sequence[str], options: SearchOptions) -> Answer:
+    async def search(self, queries: Sequence[str], options: SearchOptions, urgency: Urgency) -> Answer:
         index = self._index
-        hits = await self._batcher.search(queries, options)
+        hits = await self._batcher.search(queries, options, urgency)
         return replace(index.provenance, mode=options.mode), [QueryResult(index.corpus, own) for own in hits]
 
     async def find_pages(self, urls: Sequence[str]) -> list[dict[str, Any] | None]:

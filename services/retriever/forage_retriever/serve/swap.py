@@ -50,6 +50,7 @@ class IndexSwap:
         self._retrieval = retrieval
         self._loading = False
         self._reloading: asyncio.Task[None] | None = None
+        self._is_queued = False
 
     async def load_first(self, report_wait: Callable[[str], None]) -> None:
         """Load the index and serve it; `report_wait` is called with what the load is waiting for.
@@ -93,13 +94,18 @@ class IndexSwap:
         return ReloadReply(swapped=source != before, **asdict(source))
 
     def schedule_reload(self) -> None:
-        """Start a reload in the background; `reload` logs and counts its failures."""
+        """Start a reload in the background, or one more after the load in progress: what that reads may be older than
+        the signal. `reload` logs and counts failures.
+        """
+        if self._loading or (self._reloading is not None and not self._reloading.done()):
+            get_logger().info("reload_queued", detail="an index is being loaded: another reload follows it")
+            self._is_queued = True
+        else:
+            self._reloading = asyncio.create_task(self._reload_in_background())
 
-        async def reload() -> None:
-            with contextlib.suppress(Exception):
-                await self.reload()
-
-        self._reloading = asyncio.create_task(reload())
+    async def _reload_in_background(self) -> None:
+        with contextlib.suppress(Exception):
+            await self.reload()
 
     def _record(self, act: str, actor: str, **details: str) -> None:
         record_act(act, actor, self._settings.security.audit_file, **details)
@@ -139,6 +145,9 @@ class IndexSwap:
             return await done
         finally:
             self._loading = False
+            if self._is_queued:
+                self._is_queued = False
+                self._reloading = asyncio.create_task(self._reload_in_background())
 
 
 def report_provenance(source: Provenance) -> None:

@@ -1,0 +1,98 @@
+"""Reloads that are asked for while an index is being loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from forage_common.errors import DataError
+from forage_common.settings import Settings
+from forage_retriever.index.load import Index
+from forage_retriever.serve import swap as swaps
+from forage_retriever.serve.retrieval import Retrieval
+from forage_retriever.serve.swap import IndexSwap, ReloadError
+
+
+class Loader:
+    """Gives an index whenever it is open; counts what it has begun."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self.begun = 0
+        self.fails = False
+        self.open = threading.Event()
+
+    def load(self, *_: object) -> Index:
+        self.begun += 1
+        assert self.open.wait(30)
+        if self.fails:
+            raise DataError("damaged")
+        return self.index
+
+
+@pytest.fixture
+def loader(loaded: Index, monkeypatch: pytest.MonkeyPatch) -> Loader:
+    made = Loader(loaded)
+    monkeypatch.setattr(swaps.index, "load_index", made.load)
+    return made
+
+
+async def wait_until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+def list_events(logs: list[Any]) -> list[str]:
+    return [one["event"] for one in logs if one["event"] != "act"]
+
+
+async def test_signals_during_a_load_are_one_more_reload_after_it(loader: Loader) -> None:
+    core = Retrieval(3, 30.0)
+    swap = IndexSwap(Settings(), core)
+    first = asyncio.create_task(swap.load_first(lambda _: None))
+    await wait_until(lambda: loader.begun == 1)
+    with capture_logs() as logs:
+        for _ in range(3):
+            swap.schedule_reload()
+        loader.open.set()
+        await first
+        await wait_until(lambda: loader.begun == 2)
+        await wait_until(lambda: not swap._loading)
+        await asyncio.sleep(0.05)
+        assert (loader.begun, list_events(logs).count("reload_queued")) == (2, 3)
+        loader.open.clear()
+        swap.schedule_reload()
+        swap.schedule_reload()  # before the first one has begun
+        await wait_until(lambda: loader.begun == 3)
+        with pytest.raises(ReloadError, match="being loaded already"):
+            await swap.reload("127.0.0.1")
+        loader.open.set()
+        await wait_until(lambda: loader.begun == 4)
+        await wait_until(lambda: not swap._loading)
+        await asyncio.sleep(0.05)
+    assert loader.begun == 4
+    await core.stop()
+
+
+async def test_a_signal_during_a_reload_that_fails_is_not_lost(loader: Loader) -> None:
+    core = Retrieval(3, 30.0)
+    swap = IndexSwap(Settings(), core)
+    loader.open.set()
+    await swap.load_first(lambda _: None)
+    loader.open.clear()
+    loader.fails = True
+    with capture_logs() as logs:
+        swap.schedule_reload()
+        await wait_until(lambda: loader.begun == 2)
+        swap.schedule_reload()
+        loader.open.set()
+        await wait_until(lambda: loader.begun == 3 and not swap._loading)
+        await asyncio.sleep(0.05)
+    assert (loader.begun, list_events(logs).count("reload_failed")) == (3, 2)
+    await core.stop()
