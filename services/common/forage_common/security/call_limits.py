@@ -8,7 +8,6 @@ from typing import Any
 
 import grpc
 
-from forage_common.call_guard import CallGuard
 from forage_common.security.grpc_tokens import OPEN_SERVICE, make_interceptors
 from forage_common.security.message_room import SHED, UNREAD, MessageRoom, RoomInterceptor
 from forage_common.security.tokens import TokenFile
@@ -43,14 +42,14 @@ def limit_connections() -> list[tuple[str, int]]:
 def guard_calls(
     tokens: TokenFile | None, room: MessageRoom, wire: str, most: int | None = None
 ) -> tuple[grpc.aio.ServerInterceptor, ...]:
-    """The interceptors of a server, in their order.
+    """The interceptors of a server, in their order; a `CallGuard` comes after them.
 
     Args:
         wire: service and protocol, for metrics and logs: reward/grpc.
         most: calls at a time, health checks and refused callers not counted; None: any number.
     """
     # Calls are counted behind the token: a limit of gRPC's own would count strangers too.
-    return (*make_interceptors(tokens, wire), CallLimits(wire, most), RoomInterceptor(room, wire), CallGuard())
+    return (*make_interceptors(tokens, wire), CallLimits(wire, most), RoomInterceptor(room, wire))
 
 
 class _Calls:

@@ -13,6 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from forage_common.addresses import bind
+from forage_common.call_guard import CallGuard
 from forage_common.errors import UnavailableError
 from forage_common.security.call_limits import guard_calls, limit_connections
 from forage_common.security.message_room import MessageRoom, Place
@@ -178,7 +179,8 @@ class GrpcServer:
         credentials = make_grpc_server_credentials(settings.tls, "retriever")
         tokens = open_token_file(settings.retriever.auth_token_file, "retriever.auth_token_file")
         self._server = grpc.aio.server(
-            options=options, interceptors=guard_calls(tokens, room, "retriever/grpc", MAX_CONCURRENT_CALLS)
+            options=options,
+            interceptors=(*guard_calls(tokens, room, "retriever/grpc", MAX_CONCURRENT_CALLS), CallGuard()),
         )
         self._server.add_generic_rpc_handlers((_build_handlers(RetrieverServicer(retrieval, ready, room)),))
         self._probes = health.aio.HealthServicer()

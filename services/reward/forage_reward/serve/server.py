@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import generate_latest
 
 from forage_common.addresses import bind
+from forage_common.call_guard import CallGuard
 from forage_common.security.call_limits import guard_calls, limit_connections
 from forage_common.security.message_room import MessageRoom
 from forage_common.security.tls import make_grpc_server_credentials
@@ -219,7 +220,7 @@ async def _start_grpc(
     ]
     credentials = make_grpc_server_credentials(settings.tls, "reward")
     tokens = open_token_file(settings.reward.auth_token_file, "reward.auth_token_file")
-    interceptors = guard_calls(tokens, servicer.room, "reward/grpc", MAX_CONCURRENT_CALLS)
+    interceptors = (*guard_calls(tokens, servicer.room, "reward/grpc", MAX_CONCURRENT_CALLS), CallGuard())
     server = grpc.aio.server(options=options, interceptors=interceptors)
     reward_pb2_grpc.add_RewardServicer_to_server(servicer, server)
     probes = health.aio.HealthServicer()

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import grpc
 
 from forage_common.addresses import bind
+from forage_common.call_guard import CallGuard
 from forage_common.errors import UnavailableError
 from forage_common.security.audit import name_grpc_caller, record_act
 from forage_common.security.call_limits import guard_calls, limit_connections
@@ -171,7 +172,7 @@ def make_server(address: str, servicer: RolloutServicer, token: TokenFile | None
     room = MessageRoom(_BYTES_IN_PROGRESS, _REQUEST_BYTES)
     credentials = make_grpc_server_credentials(tls, "rollout")
     server = grpc.aio.server(
-        interceptors=guard_calls(token, room, "rollout/grpc"),
+        interceptors=(*guard_calls(token, room, "rollout/grpc"), CallGuard()),
         options=[
             ("grpc.so_reuseport", 0),
             *limit_connections(),
