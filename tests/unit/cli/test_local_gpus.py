@@ -69,6 +69,11 @@ def test_without_nvidia_smi_nothing_is_divided(monkeypatch: pytest.MonkeyPatch, 
     assert assignment.build_environment(Program.ROLLOUT) == {}
     with pytest.raises(UserError, match=r"local.gpus.rollout has GPU 0, and this machine has none"):
         assign_gpus(load("local.gpus.rollout=[0]"), EVERY)
+    with pytest.raises(
+        UserError, match=r"retriever.device is gpu, and this machine has none: set retriever.device=cpu"
+    ):
+        assign_gpus(load("retriever.device=cuda"), EVERY)
+    assert assign_gpus(load("retriever.device=cuda"), (Program.REWARD,)).gpus == {}
 
 
 def test_eight_gpus_are_halved(machine: Callable[..., None]) -> None:
@@ -175,6 +180,10 @@ def test_divisions_that_cannot_work_are_refused(machine: Callable[..., None]) ->
         assign_gpus(load("local.gpus.rollout=[0,1,2,3]"), EVERY)
     with pytest.raises(UserError, match=r"3 GPU\(s\) for the rollout are no multiple of 2, which an engine has"):
         assign_gpus(load("local.gpus.rollout=[0,1,2]", "rollout.engine.tensor_parallel_size=2"), EVERY)
+    with pytest.raises(UserError, match=r"local.gpus.retriever gives it none: name its GPUs there, or set"):
+        assign_gpus(load("retriever.device=gpu"), EVERY)
+    with pytest.raises(UserError, match=r"local.gpus.retriever has GPUs, and .* retriever.device is cpu"):
+        assign_gpus(load("retriever.device=cpu", "local.gpus.retriever=[3]"), EVERY)
     machine(1)
     for too_much in ("model.path=models/Qwen2.5-7B", "rollout.engine.tensor_parallel_size=2"):
         with pytest.raises(UserError, match=r"1 GPU\(s\) are too few .*trainer.placement=colocated"):

@@ -75,7 +75,8 @@ def assign_gpus(settings: Settings, programs: Sequence[Program]) -> Assignment:
             raise
         found = []
     _check_named({program: own or () for program, own in named.items()}, [gpu.number for gpu in found])
-    _check_retriever(settings, programs, wanted.retriever)
+    if Program.RETRIEVER in programs and not settings.retriever.shards:
+        _check_retriever(settings.retriever.device, wanted.retriever, bool(found))
     if not found:
         return Assignment(settings, {})
     users = [program for program in users if _computes_on_gpus(settings, program, bool(named[program]))]
@@ -150,16 +151,11 @@ def _check_named(named: Mapping[Program, Sequence[int]], found: Sequence[int]) -
                 raise UserError(f"local.gpus.{program} has GPU {number}, and this machine has {here}: name these")
 
 
-def _check_retriever(settings: Settings, programs: Sequence[Program], gpus: Sequence[int]) -> None:
-    device = settings.retriever.device
-    if Program.RETRIEVER not in programs or settings.retriever.shards:
-        return
-    if device == "gpu" and not gpus:
-        raise UserError(
-            "retriever.device is gpu, and local.gpus.retriever gives it none: name its GPUs there, or set"
-            " retriever.device=cpu"
-        )
-    if device == "cpu" and gpus:
+def _check_retriever(device: str, named: Sequence[int], has_gpus: bool) -> None:
+    if device == "gpu" and not named:
+        lacks = "local.gpus.retriever gives it none: name its GPUs there, or" if has_gpus else "this machine has none:"
+        raise UserError(f"retriever.device is gpu, and {lacks} set retriever.device=cpu or auto")
+    if device == "cpu" and named:
         raise UserError("local.gpus.retriever has GPUs, and the retriever computes on CPUs: retriever.device is cpu")
 
 
