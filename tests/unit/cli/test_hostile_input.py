@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import socket
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -174,3 +178,72 @@ def test_a_settings_file_that_may_not_be_read(run: Run, tmp_path: Path) -> None:
         pytest.skip("root reads everything")
     (tmp_path / "bad.yaml").chmod(0)
     assert run("config", "show", "--config", "bad.yaml")[0] == 2
+
+
+HOSTILE = {
+    "markup, escapes, and no UTF-8": "[/x]\x1b[31m\x1b[2Ja\udcffb",
+    "many digits": "9" * 5000,
+    "a folder": "folder",
+}
+
+
+class _WorkBeganError(BaseException):
+    """A command took the value, and began what a test does not wait for."""
+
+
+@contextlib.contextmanager
+def no_work(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No process, no connection and no wait; what computes for half a second has taken its arguments."""
+
+    def begin(*_: object, **__: object) -> None:
+        raise _WorkBeganError
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    def end(_: int, frame: Any) -> None:
+        while frame is not None:
+            if "importlib" in frame.f_code.co_filename:  # a module that is half imported fails all later tests
+                signal.setitimer(signal.ITIMER_REAL, 0.1)
+                return
+            frame = frame.f_back
+        raise _WorkBeganError
+
+    before = signal.signal(signal.SIGALRM, end)
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess.Popen, "__init__", begin)
+        patch.setattr(os, "execv", begin)
+        patch.setattr(os, "execve", begin)
+        patch.setattr(time, "sleep", begin)
+        patch.setattr(socket.socket, "connect", refuse)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        try:
+            yield
+        except _WorkBeganError:
+            pass
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+
+def list_values(path: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
+    """(what, command line) for each option and each argument of a command, with each hostile value."""
+    for parameter in COMMANDS[path].params:
+        if parameter.param_type_name == "argument":
+            for name, value in HOSTILE.items():
+                yield f"{parameter.name}: {name}", [*path, "--", value]
+        elif not getattr(parameter, "is_flag", False) and parameter.opts[0] != "--help":
+            for name, value in HOSTILE.items():
+                yield f"{parameter.opts[0]}: {name}", [*fill(path, "x"), f"{parameter.opts[0]}={value}"]
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_option_and_argument_of_every_command_with_any_value(
+    run: Run, monkeypatch: pytest.MonkeyPatch, path: tuple[str, ...]
+) -> None:
+    for what, words in list_values(path):
+        with no_work(monkeypatch):
+            try:
+                run(*words)
+            except (AssertionError, pytest.fail.Exception) as error:
+                raise AssertionError(f"forage {' '.join(path)} {what}: {error!s:.3000}") from error
