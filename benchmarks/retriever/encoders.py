@@ -83,7 +83,9 @@ def main() -> None:
 
 
 def _create_encoder(precision: EncoderPrecision) -> Encoder:
-    return create_encoder(RetrieverSettings(cache_dir=ARTIFACTS, encoder=EncoderSettings(precision=precision)))
+    return create_encoder(
+        RetrieverSettings(cache_dir=ARTIFACTS, device="cpu", threads=1, encoder=EncoderSettings(precision=precision))
+    )
 
 
 def _quantize_alternatives(fp32: Encoder) -> dict[str, Path]:

@@ -36,6 +36,7 @@ class SyntheticEncoder:
     def __init__(self, real: Encoder) -> None:
         self.digest, self.family, self.model = real.digest, real.family, real.model
         self.convention, self.precision, self.dimension = real.convention, real.precision, real.dimension
+        self.device = real.device
         self.encode_queries = real.encode_queries
         self._centres = _normalize(np.random.default_rng(0).standard_normal((_CENTRES, real.dimension), np.float32))
 

@@ -93,9 +93,11 @@ class Bench:
             self._indexes[precision] = output.decode().splitlines()[-1]
 
     def list_overrides(self, precision: str) -> list[str]:
-        """Dense search with the service's defaults."""
+        """Dense search with the service's defaults, on CPUs, by one thread: seconds of CPU are what is compared."""
         return [
             "retriever.mode=dense",
+            "retriever.device=cpu",
+            "retriever.threads=1",
             f"retriever.index={self._indexes[precision]}",
             *_list_encoder_settings(precision),
         ]
