@@ -16,6 +16,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from forage_common.devices import count_cpus
 from forage_common.v1 import retriever_pb2, retriever_pb2_grpc
 
 TITLES = ["Norway", "Oslo", "Kandy", "Kandi", "São Paulo"]
@@ -138,6 +139,7 @@ def test_sigterm_drains_and_stops(start: Callable[..., Service]) -> None:
     _, log = service.process.communicate(timeout=60)
     assert service.process.returncode == 0
     assert '"event": "stopped"' in log
+    assert f'"threads": "{count_cpus()} (automatic)", "event": "computes_on"' in log
 
 
 @pytest.mark.parametrize("phase", ["loading the encoder", "loading the dense index"])

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from forage_common.errors import SettingsError
+from forage_common.errors import SettingsError, UserError
 from forage_common.settings import EncoderPrecision, EncoderSettings, RetrieverSettings, load_settings
 from forage_retriever import devices
 from forage_retriever.devices import Shown
@@ -106,6 +107,23 @@ def test_gpus_that_work_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     for asked, chosen in wanted.items():
         settings = RetrieverSettings(encoder=EncoderSettings(precision=asked))
         assert factory.choose_gpu_precision(settings) is chosen
+
+
+def test_an_encoder_that_does_not_run_on_the_gpu_stays_on_the_cpu_unless_it_must(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver shows a GPU, and PyTorch cannot use it: this one is built for CPUs, whatever is said here."""
+    if torch.version.cuda:
+        pytest.skip("this PyTorch is built for CUDA")
+    ask = devices.ask_driver
+    monkeypatch.setattr(devices, "ask_driver", lambda: ask(Driver(gpus=1)))
+    monkeypatch.setattr(devices, "find_cuda_version", lambda: "13.0")
+    settings = RetrieverSettings(cache_dir=repository / ".cache/retriever", threads=1)
+    assert create_encoder(settings).precision == "int8"
+    half = EncoderSettings(precision=EncoderPrecision.FP16)
+    for must in ({"device": "gpu"}, {"encoder": half}):
+        with pytest.raises(UserError, match=r"minilm does not run on the GPU \(Torch not compiled with CUDA"):
+            create_encoder(settings.model_copy(update=must))
 
 
 def test_on_cpus_auto_is_int8_and_fp16_is_refused(repository: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from forage_common.errors import SettingsError
+from forage_common.errors import SettingsError, UserError
 from forage_common.settings import EncoderPrecision, RetrieverSettings
 from forage_common.telemetry.logs import get_logger
 from forage_retriever.devices import count_threads, find_gpus
 from forage_retriever.encoders import conventions, model_folder
+from forage_retriever.encoders.conventions import Convention
 from forage_retriever.encoders.encoder import Encoder
 
 BUNDLED = "minilm"
@@ -38,10 +39,8 @@ def create_encoder(settings: RetrieverSettings, building: bool = False) -> Encod
     else:
         convention = conventions.infer_from_folder(folder)
     convention = replace(convention, max_tokens=model_folder.limit_max_tokens(folder, convention.max_tokens))
-    if (precision := choose_gpu_precision(settings)) is not None:
-        from forage_retriever.encoders.torch_encoder import TorchEncoder
-
-        return TorchEncoder(chosen.model, folder, convention, precision, "cuda:0")
+    if (encoder := _open_on_gpu(settings, folder, convention)) is not None:
+        return encoder
     threads = count_threads(settings)
     from forage_retriever.encoders.onnx_encoder import OnnxEncoder
     from forage_retriever.encoders.onnx_model import ExportError
@@ -59,6 +58,32 @@ def create_encoder(settings: RetrieverSettings, building: bool = False) -> Encod
 
         torch.set_num_threads(threads)  # it would take the machine's CPUs, whatever the container's limit
         return TorchEncoder(chosen.model, folder, convention)
+
+
+def _open_on_gpu(settings: RetrieverSettings, folder: Path, convention: Convention) -> Encoder | None:
+    """The encoder on the first GPU, after one text; None: CPUs encode.
+
+    Raises:
+        UserError: it must run there, and does not.
+    """
+    precision = choose_gpu_precision(settings)
+    if precision is None:
+        return None
+    from forage_retriever.encoders.torch_encoder import TorchEncoder
+
+    try:
+        encoder = TorchEncoder(settings.encoder.model, folder, convention, precision, "cuda:0")
+        encoder.encode_queries(["does it run"])
+    except (RuntimeError, AssertionError) as error:  # memory is short, or PyTorch has no code for this GPU
+        reason = str(error).strip().splitlines()[0]
+        if settings.device == "gpu" or settings.encoder.precision is EncoderPrecision.FP16:
+            raise UserError(
+                f"the encoder {settings.encoder.model} does not run on the GPU ({reason}): free its memory, or set"
+                " retriever.device=cpu and retriever.encoder.precision=auto"
+            ) from None
+        get_logger().warning("encoder_stays_on_cpu", reason=reason)
+        return None
+    return encoder
 
 
 def choose_gpu_precision(settings: RetrieverSettings) -> EncoderPrecision | None:

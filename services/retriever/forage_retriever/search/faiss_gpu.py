@@ -163,7 +163,7 @@ def move_index(index: Any, places: Devices, demanded: bool) -> DividedIndex | No
     """
     try:
         return _move(index, places)
-    except (RuntimeError, MemoryError) as error:
+    except (RuntimeError, MemoryError, AssertionError) as error:  # the last of PyTorch without CUDA
         reason = str(error).strip().splitlines()[-1]
         if demanded:
             raise UserError(
