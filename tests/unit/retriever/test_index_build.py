@@ -19,7 +19,6 @@ from forage_common.errors import DataError, SettingsError, UserError
 from forage_common.settings import RetrievalMode, RetrieverSettings
 from forage_retriever.encoders.encoder import Encoder, Vectors
 from forage_retriever.index import load, manifest, space
-from forage_retriever.index.adopt import adopt_index
 from forage_retriever.index.build import build_index
 from forage_retriever.index.cache import build_cached
 from forage_retriever.index.convert import convert_index
@@ -232,11 +231,12 @@ def test_memory_is_checked_before_loading_and_building(
     monkeypatch.setattr(faiss, "read_index", lambda *_: pytest.fail("loaded before the check"))
     with pytest.raises(UserError, match=r"PQ96x4fs index over 40 passages .* needs .* of which 0 MiB are free"):
         loading(given)
-    with pytest.raises(UserError, match=r"building Flat over 40 passages takes 61.4 kB .* 10.0 kB are free"):
-        built("flat")
+    with pytest.raises(UserError, match=r"building HNSW32 over 40 passages takes 72.3 kB .* 10.0 kB are free"):
+        built("graph", faiss_factory="HNSW32")
     monkeypatch.setattr(space, "measure_available_memory", lambda: 8 * 10**9)
-    with pytest.raises(UserError, match=r"takes 64.5 GB .* 8.0 GB are free: use retriever.faiss_factory=IVF\d+,\w+, w"):
-        space.check_build_memory("Flat", 768, 21_000_000)
+    with pytest.raises(UserError, match=r"takes 70.2 GB .* 8.0 GB are free: use retriever.faiss_factory=IVF\d+,\w+, w"):
+        space.check_build_memory("HNSW32", 768, 21_000_000)
+    space.check_build_memory("Flat", 768, 21_000_000)  # which is written piece by piece
 
 
 def test_disk_space_is_checked_before_building(
@@ -320,36 +320,6 @@ def test_indexes_without_vectors_cannot_be_converted(built: Callable[..., Path],
             recipe,
             lambda *_: None,
         )
-
-
-def test_a_foreign_faiss_file_is_adopted_with_its_corpus(
-    loading: Callable[..., load.Index],
-    settings: RetrieverSettings,
-    encoder: Encoder,
-    corpus_file: Path,
-    tmp_path: Path,
-) -> None:
-    texts = [json.loads(line)["contents"] for line in corpus_file.read_text().splitlines()]
-    vectors = encoder.encode_passages(texts, lambda done: None)
-
-    def adopt_vectors(name: str, vectors: Vectors, metric: int = faiss.METRIC_INNER_PRODUCT) -> Path:
-        index = faiss.index_factory(vectors.shape[1], "Flat", metric)
-        index.add(vectors)
-        faiss.write_index(index, str(tmp_path / "theirs.index"))
-        arguments = (tmp_path / "theirs.index", corpus_file, Recipe.from_settings(settings, encoder), lambda *_: None)
-        adopt_index(tmp_path / name, tmp_path / f".{name}", *arguments)
-        return tmp_path / name
-
-    index = loading(settings.model_copy(update={"index": adopt_vectors("good", vectors)}))
-    assert search_ids(index, "Turin is a city")[0] == "Turin-0"
-    with pytest.raises(DataError, match="holds 39 vectors and the corpus 40 passages"):
-        adopt_vectors("short", vectors[:-1])
-    with pytest.raises(DataError, match=r"not those of the corpus under encoder minilm .*in its order"):
-        adopt_vectors("turned", np.ascontiguousarray(vectors[::-1]))
-    with pytest.raises(UserError, match=r"holds vectors of 100 numbers, the encoder gives 384: set retriever.encoder"):
-        adopt_vectors("narrow", np.ascontiguousarray(vectors[:, :100]))
-    with pytest.raises(UserError, match="ranks by distance"):
-        adopt_vectors("far", vectors, faiss.METRIC_L2)
 
 
 def test_shards_are_complete_indexes_of_consecutive_passages(

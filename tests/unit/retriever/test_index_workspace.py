@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -16,8 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forage_common.errors import UserError
+from forage_retriever.index import workspace
 from forage_retriever.index.workspace import hold_workspace, remove_abandoned
-from forage_retriever.search import vectors
+from forage_retriever.search import row_files, vectors
+from forage_retriever.search.row_files import RowFiles
 from forage_retriever.search.vectors import (
     VECTORS_FILE,
     VectorsWriter,
@@ -56,6 +59,45 @@ def test_a_finished_stage_is_reused_unless_its_key_changes(tmp_path: Path) -> No
             workspace.stage("part", key, make)
             workspace.stage("scratch", "same", make, temporary=True)
     assert calls == ["part", "scratch", "part"]
+
+
+def test_what_is_kept_of_an_interrupted_build_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    now = [0.0]
+    monkeypatch.setattr(workspace.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(row_files.time, "monotonic", lambda: now[0])
+
+    def fill_slowly(folder: Path) -> None:
+        now[0] += 130
+        fill(folder)
+
+    def encode(folder: Path, until: int) -> None:
+        writer = VectorsWriter(folder, "key", 2000, 3)
+        now[0] += 7400
+        writer.append(np.ones((until - writer.done, 3), np.float32))
+        writer.close()
+        if until < 2000:
+            raise KeyboardInterrupt
+
+    for until in (1200, 2000, 2000):
+        with (
+            contextlib.suppress(KeyboardInterrupt),
+            hold_workspace(tmp_path / "work", tmp_path / "final", lambda: None, told.append) as held,
+        ):
+            assert held is not None
+            held.stage("corpus", "key", fill_slowly)
+            held.stage("corpus", "key", fill_slowly)
+            held.stage("vectors", "key", lambda folder, until=until: encode(folder, until), True, True)  # type: ignore[misc]
+        told.append("again")
+    assert told == [
+        "again",
+        "resumed: the passages are complete (2 min 10 s of work kept)",
+        "resumed: the vectors continue at passage 1,200 of 2,000 (2 h 3 min of work kept)",
+        "again",
+        "resumed: the passages are complete (2 min 10 s of work kept)",
+        "resumed: the vectors are complete (4 h 6 min of work kept)",
+        "again",
+    ]
 
 
 def test_a_failed_stage_starts_from_an_empty_folder(tmp_path: Path) -> None:
@@ -144,25 +186,28 @@ def test_only_old_workspaces_without_a_holder_are_removed(tmp_path: Path) -> Non
 @given(
     st.integers(0, 40),
     st.lists(
-        st.tuples(st.integers(1, 20), st.sampled_from(["continues", "killed", "killed while writing"])), max_size=8
+        st.tuples(st.integers(1, 20), st.sampled_from(["continues", "ended", "killed"]), st.booleans()), max_size=8
     ),
 )
 def test_vectors_survive_any_sequence_of_kills(
-    tmp_path_factory: pytest.TempPathFactory, count: int, parts: list[tuple[int, str]]
+    tmp_path_factory: pytest.TempPathFactory, count: int, parts: list[tuple[int, str, bool]]
 ) -> None:
     folder = tmp_path_factory.mktemp("v")
     wanted = np.random.default_rng(count).standard_normal((count, 3)).astype(np.float32)
-    writer = VectorsWriter(folder, "key", count, 3)
-    for size, fate in parts:
-        writer.append(wanted[writer.done : writer.done + size])
-        if fate != "continues":
-            done = writer.done
-            writer.close()
-            if fate == "killed while writing":  # bytes after the last checkpoint must be ignored
-                with (folder / VECTORS_FILE).open("ab") as file:
-                    file.write(b"garbage")
-            writer = VectorsWriter(folder, "key", count, 3)
-            assert writer.done == done
+    writer, safe = VectorsWriter(folder, "key", count, 3), 0
+    with pytest.MonkeyPatch.context() as patching:
+        for size, fate, is_late in parts:
+            patching.setattr(row_files, "CHECKPOINT_S", 0.0 if is_late else 1e9)
+            writer.append(wanted[writer.done : writer.done + size])
+            if is_late or fate == "ended" or writer.done == count:
+                safe = writer.done
+            if fate != "continues":
+                if fate == "killed":  # no checkpoint; what was written since the last one is ignored
+                    patching.setattr(RowFiles, "checkpoint", lambda self: None)
+                writer.close()
+                patching.undo()
+                writer = VectorsWriter(folder, "key", count, 3)
+                assert writer.done == safe
     writer.append(wanted[writer.done :])
     writer.close()
     assert np.array_equal(map_vectors(folder / VECTORS_FILE), wanted)
@@ -172,7 +217,7 @@ def test_vectors_survive_any_sequence_of_kills(
 def test_vectors_of_another_key_are_not_resumed(tmp_path: Path, why: str) -> None:
     writer = VectorsWriter(tmp_path, "key", 4, 2)
     writer.append(np.ones((3, 2), np.float32))
-    writer.close()
+    writer.close()  # an end in order is a checkpoint
     if why == "file lost":
         (tmp_path / VECTORS_FILE).write_bytes(b"")
     writer = VectorsWriter(tmp_path, "key" if why == "file lost" else "other", 4, 2)

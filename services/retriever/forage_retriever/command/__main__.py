@@ -2,4 +2,5 @@
 
 from forage_retriever.command.main import main
 
-main()
+if __name__ == "__main__":  # not in the processes of a build, which import this module
+    main()

@@ -17,12 +17,13 @@ from forage_common.errors import SettingsError
 from forage_common.settings import RetrievalMode, Settings, load_settings
 from forage_common.telemetry.logs import configure_logs
 from forage_common.text.console import TextConsole
-from forage_retriever.corpus.read import hash_corpus as corpus_digest
 from forage_retriever.index import manifest
 from forage_retriever.index.build import build_index
 from forage_retriever.index.manifest import DamagedError, Manifest, Vectors
 from forage_retriever.index.progress import open_report
 from forage_retriever.index.recipe import Recipe, load_encoder
+from forage_retriever.index.shards import Processes
+from forage_retriever.index.stages import hash_source
 
 _ALL_BYTES = sys.maxsize
 
@@ -49,6 +50,10 @@ Fields = Annotated[
 StoredVectors = Annotated[
     str,
     typer.Option("--vectors", help="Store vectors: none, float16, float32; auto = where exact scores help this type."),
+]
+Shards = Annotated[int, typer.Option(help="Cut the corpus into so many indexes.", min=1)]
+Jobs = Annotated[
+    int, typer.Option(help="Shards to build at once; 0 = as many as CPUs and memory allow.", min=0, show_default=False)
 ]
 
 app = typer.Typer(
@@ -77,16 +82,19 @@ def build(
     faiss_factory: Factory = "",
     filter_field: Fields = None,
     vectors: StoredVectors = "auto",
-    shards: Annotated[int, typer.Option(help="Cut the corpus into so many indexes.", min=1)] = 1,
+    shards: Shards = 1,
+    jobs: Jobs = 0,
     config: Config = None,
 ) -> None:
     """Build an index folder. If it is killed, the same command resumes."""
     settings = _load_settings(config, overrides, corpus=corpus, mode=mode, factory=faiss_factory, fields=filter_field)
     encoder = load_encoder(settings.retriever, building=True)
     recipe = Recipe.from_settings(settings.retriever, encoder, _parse_vectors(vectors))
-    _check_target(out, recipe.compute_digest(corpus_digest(settings.data.corpus), shards))
     with open_report() as report:
-        build_index(out, _staging_dir(out), settings.data.corpus, recipe, report, shards)
+        source = hash_source(settings.data.corpus, report)
+        _check_target(out, recipe.compute_digest(source, shards))
+        processes = Processes(jobs, settings.retriever)
+        build_index(out, _staging_dir(out), settings.data.corpus, recipe, report, shards, processes, source)
     _print_index(out)
 
 
@@ -95,7 +103,9 @@ def build(
 
     forage index convert wiki wiki-small --faiss-factory IVF4096,SQ8
 
-    forage index convert wiki --faiss e5_Flat.index --corpus wiki-18.jsonl retriever.encoder.model=models/e5-base-v2"""
+    forage index convert wiki --faiss e5_Flat.index --corpus wiki-18.jsonl retriever.encoder.model=models/e5-base-v2
+
+    forage index convert wiki --faiss e5_Flat.index --corpus wiki-18.jsonl --shards 4"""
 )
 def convert(
     folders: Annotated[
@@ -109,6 +119,8 @@ def convert(
     faiss_factory: Factory = "",
     filter_field: Fields = None,
     vectors: StoredVectors = "auto",
+    shards: Shards = 1,
+    jobs: Jobs = 0,
     config: Config = None,
 ) -> None:
     """Convert an index to another type without encoding again, or adopt a FAISS file with its corpus."""
@@ -122,6 +134,8 @@ def convert(
         raise SettingsError(f"{new} is there already: give a new folder")
     with open_report() as report:
         if faiss is None:
+            if shards > 1:
+                raise SettingsError("--shards cuts the file of --faiss: give it, or use `forage index build`")
             from forage_retriever.index.convert import convert_index
 
             recipe = Recipe.from_settings(settings.retriever, None, _parse_vectors(vectors))
@@ -132,7 +146,8 @@ def convert(
             if settings.retriever.mode is RetrievalMode.BM25:
                 raise SettingsError("--mode bm25 has no use for --faiss: use `forage index build`")
             recipe = Recipe.from_settings(settings.retriever, load_encoder(settings.retriever, building=False))
-            adopt_index(new, _staging_dir(new), faiss, settings.data.corpus, recipe, report)
+            processes = Processes(jobs, settings.retriever)
+            adopt_index(new, _staging_dir(new), faiss, settings.data.corpus, recipe, report, shards, processes)
     _print_index(new)
 
 

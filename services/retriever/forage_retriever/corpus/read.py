@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -72,14 +72,14 @@ def read_located_passages(path: Path) -> Iterator[tuple[str, Passage]]:
         raise _make_unreadable_error(path, error) from None
 
 
-def hash_corpus(path: Path) -> str:
-    """SHA-256 of the files of a corpus.
+def hash_corpus(path: Path, progress: Callable[[int], None] = lambda count: None) -> str:
+    """SHA-256 of the files of a corpus; `progress` gets the bytes read since its last call.
 
     Raises:
         DataError: a file cannot be read.
     """
     try:
-        return hash_files(list_files(path))
+        return hash_files(list_files(path), progress)
     except OSError as error:
         raise _make_unreadable_error(path, error) from None
 

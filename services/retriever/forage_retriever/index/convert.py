@@ -5,19 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import faiss
-import numpy as np
 from numpy.typing import NDArray
 
 from forage_common.errors import UserError
 from forage_common.files import durable
 from forage_retriever.artifacts import compute_digest
-from forage_retriever.index import manifest, space, stages
+from forage_retriever.index import dense_stages, manifest, space, stages
 from forage_retriever.index.manifest import BM25_FOLDER, CORPUS_FOLDER, DENSE_FOLDER, Manifest
 from forage_retriever.index.progress import Report
 from forage_retriever.index.recipe import Recipe
 from forage_retriever.index.workspace import open_workspace
-from forage_retriever.search import faiss_build, memory
+from forage_retriever.search import faiss_build, faiss_cut, memory
 from forage_retriever.search.vectors import VECTORS_FILE, map_vectors
 
 
@@ -45,7 +43,7 @@ def convert_index(old: Path, final: Path, staging_dir: Path, recipe: Recipe, rep
         )
         space.check_build_memory(recipe.factory, dimension, passages)
         key = compute_digest(description.corpus_digest, description.encoder.digest, precision)
-        dense = stages.build_dense(workspace, recipe, key, dimension, lambda: vectors, report)
+        dense = dense_stages.build_dense(workspace, recipe, key, dimension, lambda: vectors, report)
         changed = {"recipe": name, "dense": dense, "made_with": manifest.list_versions()}
         stages.write_manifest(workspace, description.model_copy(update=changed), report)
         workspace.finish(final)
@@ -56,29 +54,22 @@ def _map_vectors(folder: Path, description: Manifest) -> tuple[str, NDArray[Any]
     assert description.dense is not None
     if description.dense.vectors:
         return description.dense.vectors, map_vectors(folder / DENSE_FOLDER / VECTORS_FILE)
-    return "float32", _map_flat_index(folder / DENSE_FOLDER, description.dense.factory)
+    vectors = _map_flat_index(folder / DENSE_FOLDER, description.dense.factory)
+    return str(vectors.dtype), vectors
 
 
 def _map_flat_index(folder: Path, factory: str) -> NDArray[Any]:
-    """The vectors [n, d] inside a FAISS index that keeps them exactly.
+    """The vectors [n, d] inside a FAISS index that keeps them.
 
     Raises:
         UserError: it does not keep them.
     """
     file = folder / faiss_build.INDEX_FILE
-    owner = faiss_build.read_index(file)
-    index = faiss.downcast_index(owner)
-    flat = faiss.downcast_index(index.storage) if isinstance(index, faiss.IndexHNSW) else index
-    if not isinstance(flat, faiss.IndexFlat):
+    vectors = faiss_cut.map_flat(file, faiss_build.read_index(file))
+    if vectors is None:
         raise UserError(
             f"index {folder.parent} keeps no vectors and {factory} does not give them back: build it with --vectors"
         )
-    shape = (index.ntotal, index.d)
-    # FAISS writes a flat index, by itself or under a graph, as a header and the vectors.
-    vectors: NDArray[Any] = np.memmap(file, "<f4", "r", file.stat().st_size - 4 * shape[0] * shape[1], shape)
-    ends = [0, shape[0] - 1]
-    if not np.array_equal(vectors[ends], [index.reconstruct(row) for row in ends]):
-        raise UserError(f"{file} has a layout that FAISS did not have before: build this index again from its corpus")
     return vectors
 
 

@@ -88,7 +88,8 @@ def estimate_bm25_bytes(corpus: int) -> int:
 
 def estimate_dense_bytes(factory: str, dimension: int, passages: int) -> int:
     """Bytes on disk while a vector index is built, the passages' vectors included, estimated."""
-    return 4 * dimension * passages + memory.estimate_needs(factory, dimension, passages).disk_bytes
+    needs = memory.estimate_needs(factory, dimension, passages)
+    return 4 * dimension * passages + needs.disk_bytes + needs.scratch_bytes
 
 
 def measure_used_bytes(folder: Path) -> int:

@@ -1,38 +1,47 @@
-"""The stages of a build: corpus store, BM25 index, vectors, vector index, manifest.
+"""The stages of a build that read passages: corpus store and BM25 index; and the manifest at its end.
 
-Each stage ends in a checkpoint, and encoding writes one every `PART` passages, so a killed build resumes and its result
-is the same. Only the FAISS index itself is held in memory.
+Each stage ends in a checkpoint, so a killed build resumes and its result is the same.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from forage_common.errors import DataError
 from forage_common.settings import RetrievalMode
 from forage_retriever.artifacts import compute_digest
 from forage_retriever.corpus import read
 from forage_retriever.corpus.store import Corpus, CorpusWriter, DuplicateIdError
-from forage_retriever.encoders.encoder import Encoder
-from forage_retriever.index import manifest
+from forage_retriever.index import manifest, self_check, space
 from forage_retriever.index.progress import Report
 from forage_retriever.index.recipe import CORPUS_RECIPE, Recipe
 from forage_retriever.index.workspace import Workspace
-from forage_retriever.search import vectors as vectors_file
 
 if TYPE_CHECKING:
     from forage_retriever.search.corpus_statistics import CorpusStatistics
 
-PART = 4096
-"""Passages that are encoded between two checkpoints."""
-
-_VECTORS, _TRAINED, STATISTICS = "vectors", "trained", "statistics"
+READING, COUNTING, WORDS = "reading passages", "counting words", "indexing words"
+DIGESTING = "digesting files"
+STATISTICS = "statistics"
 _REPORT_EVERY = 1000
+
+
+def hash_source(file: Path, report: Report) -> str:
+    """SHA-256 of a corpus file, or of a FAISS file.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    done, total = 0, sum(one.stat().st_size for one in read.list_files(file) if one.is_file())
+
+    def progress(count: int) -> None:
+        nonlocal done
+        done += count
+        report(f"digesting {file.name}", done, total)
+
+    return read.hash_corpus(file, progress)
 
 
 def store_corpus(
@@ -69,7 +78,7 @@ def count_words(
     key = compute_digest(corpus_statistics.RECIPE, bm25.RECIPE, whole.digest, *map(str, ends))
 
     def write(folder: Path) -> None:
-        bm25.count_words(folder, whole, ends, key, lambda done: report("counting words", done, len(whole)))
+        bm25.count_words(folder, whole, ends, key, lambda done: report(COUNTING, done, len(whole)))
 
     return corpus_statistics.CorpusStatistics(workspace.stage(STATISTICS, key, write, temporary=True))
 
@@ -97,70 +106,21 @@ def build_bm25(
 
     def write(folder: Path) -> None:
         bm25.build_bm25_index(
-            folder, corpus, lambda done: report("indexing words", done, len(corpus)), statistics, number
+            folder, corpus, lambda done: report(WORDS, done, len(corpus)), statistics, number
         )
         if statistics is not None:
             statistics.copy(folder / STATISTICS)
+        self_check.check_words(folder, corpus)
 
     workspace.stage(manifest.BM25_FOLDER, digest, write)
     return manifest.Bm25Entry(digest=digest, recipe=bm25.RECIPE)
-
-
-def encode_passages(workspace: Workspace, key: str, corpus: Corpus, encoder: Encoder, report: Report) -> NDArray[Any]:
-    """The vectors [passages, dimension] of a corpus, encoded from the last checkpoint on and mapped into memory."""
-
-    def write(folder: Path) -> None:
-        stage = "encoding passages"
-        with contextlib.closing(vectors_file.VectorsWriter(folder, key, len(corpus), encoder.dimension)) as writer:
-            while (begin := writer.done) < len(corpus):
-                report(stage, begin, len(corpus))
-                writer.append(
-                    encoder.encode_passages(
-                        corpus.contents[begin : begin + PART],
-                        lambda done, begin=begin: report(stage, begin + done, len(corpus)),  # type: ignore[misc]
-                    )
-                )
-            report(stage, len(corpus), len(corpus))
-
-    return vectors_file.map_vectors(
-        workspace.stage(_VECTORS, key, write, temporary=True, resumable=True) / vectors_file.VECTORS_FILE
-    )
-
-
-def build_dense(
-    workspace: Workspace,
-    recipe: Recipe,
-    key: str,
-    dimension: int,
-    load_vectors: Callable[[], NDArray[Any]],
-    report: Report,
-) -> manifest.DenseEntry:
-    """Build the FAISS index over the vectors that `key` names; `load_vectors` is called only if it is not there yet."""
-    from forage_retriever.search import faiss_build
-
-    precision: manifest.Vectors | None = recipe.vectors
-    if precision is None:
-        precision = "float16" if faiss_build.needs_stored_vectors(recipe.factory, dimension) else ""
-    digest = compute_digest(faiss_build.RECIPE, key, recipe.factory, precision)
-
-    def write(folder: Path) -> None:
-        vectors = load_vectors()
-        index = _fill_index(workspace, recipe, digest, vectors, report)
-        faiss_build.write_index(index, folder / faiss_build.INDEX_FILE)
-        if precision:
-            vectors_file.save_vectors(vectors, folder / vectors_file.VECTORS_FILE, precision)
-
-    workspace.stage(manifest.DENSE_FOLDER, digest, write)
-    for name in (_VECTORS, _TRAINED):
-        workspace.drop(name)
-    return manifest.DenseEntry(digest=digest, recipe=faiss_build.RECIPE, factory=recipe.factory, vectors=precision)
 
 
 def describe_index(
     name: str,
     corpus: Corpus,
     bm25: manifest.Bm25Entry | None,
-    encoder: Encoder | None,
+    encoder: manifest.EncoderEntry | None,
     dense: manifest.DenseEntry | None,
     shard: manifest.ShardEntry | None = None,
 ) -> manifest.Manifest:
@@ -173,7 +133,7 @@ def describe_index(
         corpus_bytes=corpus.bytes,
         filter_fields=corpus.columns.fields,
         bm25=bm25,
-        encoder=manifest.EncoderEntry.from_encoder(encoder) if encoder is not None else None,
+        encoder=encoder,
         dense=dense,
         shard=shard,
         made_with=manifest.list_versions(),
@@ -183,57 +143,31 @@ def describe_index(
 
 def write_manifest(workspace: Workspace, description: manifest.Manifest, report: Report) -> None:
     """Hash every file of the index and write the manifest."""
-    done = 0
+    done, total = 0, space.measure_used_bytes(workspace.index)
 
     def progress(read: int) -> None:
         nonlocal done
         done += read
-        report("digesting bytes", done, None)
+        report(DIGESTING, done, total)
 
     files = manifest.list_files(workspace.index, progress)
     manifest.write_manifest(workspace.index, description.model_copy(update={"files": files}))
 
 
 def _write_corpus(folder: Path, corpus_file: Path, filter_fields: Sequence[str], report: Report) -> None:
-    report("reading passages", 0, None)
+    report(READING, 0, None)
     writer = CorpusWriter(folder, filter_fields)
     count = 0
     for count, (where, passage) in enumerate(read.read_located_passages(corpus_file), 1):
         writer.add_passage(passage, where)
         if count % _REPORT_EVERY == 0:
-            report("reading passages", count, None)
+            report(READING, count, None)
     if not count:
         raise DataError(f"corpus {corpus_file} has no passages: write one JSON object with id and contents a line")
-    report("reading passages", count, count)
+    report(READING, count, count)
     try:
         writer.finish()
     except DuplicateIdError as error:
         # Read again only now: remembering where each id stands would cost memory in every build.
         places = [where for where, passage in read.read_located_passages(corpus_file) if passage.id == error.id]
         raise DataError(f"{places[1]}: id {error.id!r} is already that of {places[0]}: make ids unique") from None
-
-
-def _fill_index(workspace: Workspace, recipe: Recipe, key: str, vectors: NDArray[Any], report: Report) -> Any:
-    import faiss
-
-    from forage_retriever.search import faiss_build
-
-    faiss.omp_set_num_threads(recipe.threads)
-    count, dimension = vectors.shape
-    index = faiss_build.create_index(recipe.factory, dimension)
-    if rows := faiss_build.count_training_rows(index, count):
-
-        def train(folder: Path) -> None:
-            report("training", 0, None)
-            faiss_build.train_index(index, recipe.factory, vectors_file.sample_vectors(vectors, rows))
-            faiss_build.write_index(index, folder / faiss_build.INDEX_FILE)
-
-        trained = workspace.stage(_TRAINED, key, train, temporary=True)
-        index = faiss.read_index(str(trained / faiss_build.INDEX_FILE))
-    done = 0
-    for block in vectors_file.iterate_blocks(vectors):
-        faiss_build.add_vectors(index, recipe.factory, block)
-        done += len(block)
-        report("indexing vectors", done, count)
-    faiss_build.check_searchable(index, recipe.factory, vectors_file.sample_vectors(vectors, 1))
-    return index

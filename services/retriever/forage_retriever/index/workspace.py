@@ -16,7 +16,11 @@ from forage_common.errors import DataError
 from forage_common.files import durable
 from forage_common.telemetry.waits import waiting
 from forage_retriever.artifacts import make_unwritable_error
-from forage_retriever.index.progress import Report
+from forage_retriever.index.progress import Report, format_seconds
+from forage_retriever.search.row_files import read_progress
+
+_PARTS = {"corpus": "passages", "whole": "passages", "bm25": "indexed words", "trained": "trained cells and codes"}
+"""What a stage makes, for people, where its name does not say it."""
 
 _LOCK = "lock"
 _POLL_S = 0.2
@@ -32,10 +36,13 @@ class Workspace:
         index: the folder in it that becomes the index.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tell: Callable[[str], None] = lambda sentence: None) -> None:
+        """`tell` gets a sentence on all that is kept of a build that was interrupted."""
         self.folder = folder
         self.index = folder / "index"
         self.index.mkdir(exist_ok=True)
+        self._tell = tell
+        self._written: set[str] = set()
 
     def stage(
         self, name: str, key: str, write: Callable[[Path], None], temporary: bool = False, resumable: bool = False
@@ -48,14 +55,26 @@ class Workspace:
         """
         folder = (self.folder if temporary else self.index) / name
         marker = self._marker(name)
-        if not marker.is_file() or marker.read_text() != key:
-            if not resumable:
-                self.drop(name)
-            folder.mkdir(exist_ok=resumable)
-            write(folder)
-            # The marker must never be on disk before the files whose completeness it states.
-            durable.sync_tree(folder)
-            durable.write_atomically(marker, key)
+        kept, _, seconds = marker.read_text().partition("\n") if marker.is_file() else ("", "", "")
+        if kept == key:
+            if name not in self._written:
+                self._tell(f"resumed: the {_PARTS.get(name, name)} are complete{_format_saved(float(seconds or 0))}")
+            return folder
+        begun, before = time.monotonic(), 0.0
+        if not resumable:
+            self.drop(name)
+        elif (progress := read_progress(folder, key)) is not None:
+            before = progress.seconds
+            self._tell(
+                f"resumed: the {_PARTS.get(name, name)} continue at passage {progress.done:,} of {progress.of:,}"
+                + _format_saved(before)
+            )
+        folder.mkdir(exist_ok=resumable)
+        write(folder)
+        # The marker must never be on disk before the files whose completeness it states.
+        durable.sync_tree(folder)
+        durable.write_atomically(marker, f"{key}\n{before + time.monotonic() - begun:.3f}")
+        self._written.add(name)
         return folder
 
     def drop(self, name: str) -> None:
@@ -89,10 +108,15 @@ def open_workspace(staging_dir: Path, final: Path, report: Report) -> Iterator[W
     """
 
     def report_waiting() -> None:
-        report("waiting for another process that builds it", 0, None)
+        tell("waiting for another process that builds it")
+
+    def tell(sentence: str) -> None:
+        report(sentence, 0, None)
 
     try:
-        with hold_workspace(staging_dir, final, report_waiting) as workspace:
+        with hold_workspace(
+            staging_dir, final, report_waiting, lambda sentence: report(sentence, 0, None)
+        ) as workspace:
             try:
                 yield workspace
             except DataError:
@@ -104,9 +128,15 @@ def open_workspace(staging_dir: Path, final: Path, report: Report) -> Iterator[W
 
 
 @contextlib.contextmanager
-def hold_workspace(folder: Path, final: Path, report_waiting: Callable[[], None]) -> Iterator[Workspace | None]:
+def hold_workspace(
+    folder: Path,
+    final: Path,
+    report_waiting: Callable[[], None],
+    tell: Callable[[str], None] = lambda sentence: None,
+) -> Iterator[Workspace | None]:
     """The workspace of `final`, locked by this process; None if `final` exists, perhaps because the process that
-    held the lock has built it. `report_waiting` is called once if another process holds the lock.
+    held the lock has built it. `report_waiting` is called once if another process holds the lock; `tell` is that of
+    `Workspace`.
 
     Raises:
         OSError: the folder cannot be written.
@@ -117,7 +147,7 @@ def hold_workspace(folder: Path, final: Path, report_waiting: Callable[[], None]
         yield None
         return
     with lock:
-        yield Workspace(folder)
+        yield Workspace(folder, tell)
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:
@@ -171,3 +201,7 @@ def _is_at(lock: IO[str], path: Path) -> bool:
         return os.fstat(lock.fileno()).st_ino == path.stat().st_ino
     except FileNotFoundError:
         return False
+
+
+def _format_saved(seconds: float) -> str:
+    return f" ({format_seconds(seconds)} of work kept)" if seconds >= 1 else ""

@@ -16,6 +16,10 @@ _TRAINING_ROWS = 100_000
 _ROWS_A_CELL = 40
 """FAISS warns below 39."""
 
+_CELL_BYTES = 4
+_BLOCKS_BYTES = 2**30
+"""Memory of the blocks of a build that writes its file piece by piece, measured."""
+
 _FAST_SCAN_BLOCK = 32
 _RABITQ_FACTORS = 8
 """Bytes per passage in addition to its bits: two floats."""
@@ -33,12 +37,14 @@ class Needs:
         mapped_bytes: part of the file that searches read; page cache, for full speed.
         vectors_bytes: stored vectors for exact scores; on disk, a query reads a few pages.
         build_bytes: memory while it is built.
+        scratch_bytes: room on the disk while it is built, beside the passages' vectors and its own files.
     """
 
     held_bytes: int
     mapped_bytes: int
     vectors_bytes: int
     build_bytes: int
+    scratch_bytes: int
 
     @property
     def ram_bytes(self) -> int:
@@ -63,6 +69,7 @@ class _Parts:
     codebook_bytes: int
     fast_scan: bool
     refine_bytes: int
+    is_streamed: bool
 
 
 def estimate_needs(factory: str, dimension: int, passages: int, vector_bytes: int | None = None) -> Needs:
@@ -89,7 +96,9 @@ def estimate_needs(factory: str, dimension: int, passages: int, vector_bytes: in
         vector_bytes = 2 if lossy and not parts.refine_bytes else 0
     trained = bool(parts.cells or parts.codebook_bytes)
     sample = 4 * dimension * min(count_training_rows(parts.cells), passages) if trained else 0
-    return Needs(held, mapped, vector_bytes * dimension * passages, held + mapped + 2 * sample)
+    scratch = math.ceil(passages * (parts.code_bytes + _CELL_BYTES)) if parts.is_streamed and parts.cells else 0
+    kept = held + min(_BLOCKS_BYTES, 3 * codes) if parts.is_streamed else held + mapped
+    return Needs(held, mapped, vector_bytes * dimension * passages, kept + 2 * sample, scratch)
 
 
 def count_training_rows(cells: int) -> int:
@@ -152,7 +161,10 @@ def _parse_factory(factory: str, dimension: int) -> _Parts:
         else:
             code, codebook, fast_scan = _parse_codec(part, inner) or (code, codebook, fast_scan)
     codebook += cells * (8 * coarse + 16) if coarse else 0
-    return _Parts(inner, transform, cells, links, code, codebook, fast_scan, refine)
+    # As `faiss_stream` has it: without cells only codes of numbers, for FAISS writes something behind other codes.
+    plain = re.fullmatch(r"Flat|SQ\w+", factory.replace(" ", "")) is not None
+    streamed = plain or (bool(cells) and not (links or fast_scan or refine))
+    return _Parts(inner, transform, cells, links, code, codebook, fast_scan, refine, streamed)
 
 
 def _parse_codec(name: str, dimension: int) -> tuple[float, int, bool] | None:

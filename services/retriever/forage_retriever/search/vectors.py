@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
+import io
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,37 +12,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forage_common.errors import UserError
-from forage_common.files import durable
+from forage_retriever.search.row_files import RowFile, RowFiles
 
 VECTORS_FILE = "vectors.npy"
-_PROGRESS_FILE = "progress.json"
 _BLOCK_BYTES = 64 * 2**20
+_SAMPLED = 2**14
+"""Rows of a sample that are read at once: each takes a page or two of the file into memory."""
 
 
 class VectorsWriter:
-    """Writes vectors [passages, dimension] in float32, and resumes from those of a killed process.
-
-    Attributes:
-        done: number of vectors that are synced to disk.
-    """
+    """Writes vectors [passages, dimension] in float32, and resumes from those of a killed process."""
 
     def __init__(self, folder: Path, key: str, passages: int, dimension: int) -> None:
         """`key` names the texts and the encoder; vectors of another key are overwritten."""
-        self._progress = folder / _PROGRESS_FILE
-        self._key = key
-        self._passages = passages
-        self._row_bytes = 4 * dimension
-        self.done = self._read_progress()
-        self._file = (folder / VECTORS_FILE).open("r+b" if self.done else "w+b")
-        header: dict[str, Any] = {"descr": "<f4", "fortran_order": False, "shape": (passages, dimension)}
-        np.lib.format.write_array_header_1_0(self._file, header)
-        self._begin = self._file.tell()
-        if self._begin + self.done * self._row_bytes > os.fstat(self._file.fileno()).st_size:
-            self.done = 0
-        self._file.truncate(self._begin + self.done * self._row_bytes)
+        header = io.BytesIO()
+        shape: dict[str, Any] = {"descr": "<f4", "fortran_order": False, "shape": (passages, dimension)}
+        np.lib.format.write_array_header_1_0(header, shape)
+        self._rows = RowFiles(folder, key, passages, [RowFile(VECTORS_FILE, 4 * dimension, header.getvalue())])
+
+    @property
+    def done(self) -> int:
+        """Number of vectors that are written."""
+        return self._rows.done
 
     def append(self, part: NDArray[np.float32]) -> None:
-        """Add the next vectors [n, dimension] and sync them.
+        """Add the next vectors [n, dimension].
 
         Raises:
             UserError: one of them is not finite.
@@ -50,23 +44,11 @@ class VectorsWriter:
         bad = np.flatnonzero(~np.isfinite(part).all(axis=1))
         if len(bad):
             raise UserError(f"the encoder gives no vector for passage {self.done + int(bad[0])}: is its model damaged?")
-        self._file.seek(self._begin + self.done * self._row_bytes)
-        self._file.write(np.ascontiguousarray(part, "<f4").tobytes())
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self.done += len(part)
-        durable.write_atomically(self._progress, json.dumps({"key": self._key, "done": self.done}))
+        self._rows.append({VECTORS_FILE: np.ascontiguousarray(part, "<f4").tobytes()})
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def _read_progress(self) -> int:
-        try:
-            progress = json.loads(self._progress.read_text())
-        except FileNotFoundError:
-            return 0
-        return int(progress["done"]) if progress["key"] == self._key else 0
+        """Close the file, with a checkpoint."""
+        self._rows.close()
 
 
 def map_vectors(file: Path) -> NDArray[Any]:
@@ -82,17 +64,32 @@ def map_vectors(file: Path) -> NDArray[Any]:
     return vectors
 
 
-def iterate_blocks(vectors: NDArray[Any]) -> Iterator[NDArray[np.float32]]:
+def iterate_blocks(vectors: NDArray[Any], block_bytes: int = 0) -> Iterator[NDArray[np.float32]]:
     """Vectors [n, d] as float32 blocks of bounded size, in order."""
-    rows = max(_BLOCK_BYTES // (4 * vectors.shape[1]), 1)
+    rows = max((block_bytes or _BLOCK_BYTES) // (4 * vectors.shape[1]), 1)
     for begin in range(0, len(vectors), rows):
         yield np.asarray(vectors[begin : begin + rows], np.float32)
+        release_pages(vectors)
+
+
+def release_pages(vectors: NDArray[Any]) -> None:
+    """Take the pages that were read of vectors mapped from a file out of this process; they stay in the page cache.
+
+    Otherwise its memory appears to grow to the size of the file, and a limit on it would end the process.
+    """
+    mapped = getattr(vectors, "_mmap", None)
+    if isinstance(mapped, mmap.mmap) and hasattr(mapped, "madvise"):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def sample_vectors(vectors: NDArray[Any], rows: int) -> NDArray[np.float32]:
     """At most `rows` of the vectors [n, d], evenly spaced."""
     places = np.linspace(0, len(vectors), min(rows, len(vectors)), endpoint=False).astype(np.int64)
-    return np.asarray(vectors[places], np.float32)
+    sample: NDArray[np.float32] = np.empty((len(places), vectors.shape[1]), np.float32)
+    for begin in range(0, len(places), _SAMPLED):
+        sample[begin : begin + _SAMPLED] = vectors[places[begin : begin + _SAMPLED]]
+        release_pages(vectors)
+    return sample
 
 
 def save_vectors(vectors: NDArray[Any], file: Path, precision: str) -> None:
