@@ -81,8 +81,7 @@ def describe_encoder(encoder: Encoder, threads: int) -> str:
     """A sentence on what encodes, where, and how precisely."""
     if encoder.precision == "remote":
         return f"encodes with {encoder.model}, a remote encoder"
-    device = encoder.device
-    place = f"{threads} CPU threads" if device in ("", "cpu") else f"GPU {device}"
+    place = f"{threads} CPU threads" if encoder.device == "cpu" else encoder.device
     return f"encodes with {encoder.model} ({encoder.convention.name}) on {place} in {encoder.precision}"
 
 

@@ -127,7 +127,7 @@ def choose_processes(recipe: Recipe, settings: RetrieverSettings, passages: int,
     needed = _PROCESS_BYTES
     if recipe.encoder is not None:
         needed += memory.estimate_needs(recipe.factory, recipe.encoder.dimension, passages).build_bytes
-        if recipe.encoder.device not in ("", "cpu"):
+        if recipe.encoder.device.startswith("cuda"):
             return 1  # one process already fills the GPU
     fitting = space.measure_available_memory() // needed
     return max(1, min(count, count_cpus() // max(settings.threads, 1), fitting))

@@ -105,9 +105,7 @@ def build_bm25(
     digest = compute_digest(bm25.RECIPE, corpus.digest, *recipe.filter_fields, *shared)
 
     def write(folder: Path) -> None:
-        bm25.build_bm25_index(
-            folder, corpus, lambda done: report(WORDS, done, len(corpus)), statistics, number
-        )
+        bm25.build_bm25_index(folder, corpus, lambda done: report(WORDS, done, len(corpus)), statistics, number)
         if statistics is not None:
             statistics.copy(folder / STATISTICS)
         self_check.check_words(folder, corpus)

@@ -42,7 +42,7 @@ class Workspace:
         self.index = folder / "index"
         self.index.mkdir(exist_ok=True)
         self._tell = tell
-        self._written: set[str] = set()
+        self._seen: set[str] = set()
 
     def stage(
         self, name: str, key: str, write: Callable[[Path], None], temporary: bool = False, resumable: bool = False
@@ -57,7 +57,8 @@ class Workspace:
         marker = self._marker(name)
         kept, _, seconds = marker.read_text().partition("\n") if marker.is_file() else ("", "", "")
         if kept == key:
-            if name not in self._written:
+            if name not in self._seen:
+                self._seen.add(name)
                 self._tell(f"resumed: the {_PARTS.get(name, name)} are complete{_format_saved(float(seconds or 0))}")
             return folder
         begun, before = time.monotonic(), 0.0
@@ -74,7 +75,7 @@ class Workspace:
         # The marker must never be on disk before the files whose completeness it states.
         durable.sync_tree(folder)
         durable.write_atomically(marker, f"{key}\n{before + time.monotonic() - begun:.3f}")
-        self._written.add(name)
+        self._seen.add(name)
         return folder
 
     def drop(self, name: str) -> None:
