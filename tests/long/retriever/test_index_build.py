@@ -19,7 +19,8 @@ import os, signal, sys
 from forage_retriever.corpus import store
 from forage_common.files import durable
 from forage_retriever.command.main import main
-from forage_retriever.index import dense_stages, workspace
+from forage_retriever.index import workspace
+from forage_retriever.index.building import dense_stages
 from forage_retriever.search import bm25, faiss_build, faiss_stream, row_files, vectors
 
 dense_stages.PART, row_files.CHECKPOINT_S = 16, 0.0

@@ -19,11 +19,11 @@ from forage_common.telemetry.logs import configure_logs
 from forage_common.text.console import TextConsole
 from forage_retriever.index import manifest
 from forage_retriever.index.build import build_index
+from forage_retriever.index.building.shards import Processes
+from forage_retriever.index.building.stages import hash_source
 from forage_retriever.index.manifest import DamagedError, Manifest, Vectors
 from forage_retriever.index.progress import open_report
 from forage_retriever.index.recipe import Recipe, load_encoder
-from forage_retriever.index.shards import Processes
-from forage_retriever.index.stages import hash_source
 
 _ALL_BYTES = sys.maxsize
 

@@ -12,12 +12,13 @@ from forage_common.files.lucene import explain_lucene
 from forage_retriever.artifacts import compute_digest
 from forage_retriever.corpus.store import Corpus
 from forage_retriever.encoders.encoder import Encoder
-from forage_retriever.index import shards, space, stages
+from forage_retriever.index import space
 from forage_retriever.index.agreement import check_agreement
+from forage_retriever.index.building import shards, stages
+from forage_retriever.index.building.shards import FlatSource, Processes
 from forage_retriever.index.manifest import DENSE_FOLDER, DenseEntry, EncoderEntry
 from forage_retriever.index.progress import Report
 from forage_retriever.index.recipe import Recipe
-from forage_retriever.index.shards import FlatSource, Processes
 from forage_retriever.index.workspace import open_workspace
 from forage_retriever.search import faiss_build, faiss_cut
 

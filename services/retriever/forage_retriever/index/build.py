@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from forage_retriever.corpus import read
-from forage_retriever.index import parts, shards, space, stages
+from forage_retriever.index import space
+from forage_retriever.index.building import parts, shards, stages
+from forage_retriever.index.building.shards import Processes
 from forage_retriever.index.progress import Report, number_stages
 from forage_retriever.index.recipe import Recipe
-from forage_retriever.index.shards import Processes
 from forage_retriever.index.workspace import open_workspace
 
 

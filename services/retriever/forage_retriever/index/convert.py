@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from forage_common.errors import UserError
 from forage_common.files import durable
 from forage_retriever.artifacts import compute_digest
-from forage_retriever.index import dense_stages, manifest, space, stages
+from forage_retriever.index import manifest, space
+from forage_retriever.index.building import dense_stages, stages
 from forage_retriever.index.manifest import BM25_FOLDER, CORPUS_FOLDER, DENSE_FOLDER, Manifest
 from forage_retriever.index.progress import Report
 from forage_retriever.index.recipe import Recipe

@@ -13,7 +13,8 @@ from forage_common.errors import UserError
 from forage_common.settings import RetrieverSettings
 from forage_retriever.artifacts import compute_digest
 from forage_retriever.corpus.store import Corpus, CorpusWriter
-from forage_retriever.index import parts, processes, space, stages
+from forage_retriever.index import space
+from forage_retriever.index.building import parts, processes, stages
 from forage_retriever.index.manifest import CORPUS_FOLDER, DENSE_FOLDER, DenseEntry, EncoderEntry, ShardEntry
 from forage_retriever.index.progress import Report, number_stages
 from forage_retriever.index.recipe import CORPUS_RECIPE, Recipe, load_encoder

@@ -14,7 +14,8 @@ from forage_common.settings import RetrievalMode
 from forage_retriever.artifacts import compute_digest
 from forage_retriever.corpus import read
 from forage_retriever.corpus.store import Corpus, CorpusWriter, DuplicateIdError
-from forage_retriever.index import manifest, self_check, space
+from forage_retriever.index import manifest, space
+from forage_retriever.index.building import self_check
 from forage_retriever.index.progress import Report
 from forage_retriever.index.recipe import CORPUS_RECIPE, Recipe
 from forage_retriever.index.workspace import Workspace

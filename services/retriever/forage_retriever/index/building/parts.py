@@ -11,7 +11,8 @@ from forage_common.settings import RetrievalMode
 from forage_retriever.artifacts import compute_digest
 from forage_retriever.corpus.store import Corpus
 from forage_retriever.encoders.encoder import Encoder
-from forage_retriever.index import space, stages
+from forage_retriever.index import space
+from forage_retriever.index.building import stages
 from forage_retriever.index.manifest import EncoderEntry, ShardEntry
 from forage_retriever.index.progress import Report
 from forage_retriever.index.recipe import Recipe
@@ -48,7 +49,7 @@ def build_parts(
     dense = None
     if encoder is not None:
         # Imported here: BM25 alone needs no FAISS.
-        from forage_retriever.index import dense_stages
+        from forage_retriever.index.building import dense_stages
 
         key = compute_digest(corpus.digest, encoder.digest)
 
@@ -71,7 +72,7 @@ def list_stages(recipe: Recipe) -> list[str]:
     words = [] if recipe.mode is RetrievalMode.DENSE else [stages.WORDS]
     vectors: list[str] = []
     if recipe.encoder is not None:
-        from forage_retriever.index import dense_stages
+        from forage_retriever.index.building import dense_stages
 
         vectors = [dense_stages.ENCODING, *dense_stages.list_stages(recipe.factory, recipe.encoder.dimension)]
     return [stages.READING, *words, *vectors, stages.DIGESTING]

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from forage_retriever.artifacts import compute_digest
 from forage_retriever.corpus.store import Corpus
 from forage_retriever.encoders.encoder import Encoder
-from forage_retriever.index import manifest, self_check
+from forage_retriever.index import manifest
+from forage_retriever.index.building import self_check
 from forage_retriever.index.progress import Report
 from forage_retriever.index.recipe import Recipe
 from forage_retriever.index.workspace import Workspace

@@ -1,0 +1,1 @@
+"""The parts of a build: stages, shards in processes, and the check of what was built."""
