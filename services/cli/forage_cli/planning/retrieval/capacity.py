@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from forage_cli.planning.assumptions import Assumptions
 from forage_cli.planning.parts import format_seconds
 from forage_cli.planning.retrieval.corpus import describe_corpus
-from forage_cli.planning.retrieval.cost import Cost, UnknownCostError, estimate_cost, list_measured
+from forage_cli.planning.retrieval.cost import EXACT, Cost, UnknownCostError, estimate_cost, list_measured
 from forage_common.settings import EncoderPrecision, RetrievalMode, RetrieverSettings, RolloutSettings, Settings
 
 _SEQUENCES_A_PLACE = 4
@@ -166,8 +166,12 @@ def list_cheaper(settings: Settings, retrieval: Retrieval) -> Iterator[Iterator[
 
 
 def _change_index(retriever: RetrieverSettings, passages: int) -> Iterator[dict[str, object]]:
-    """Measured types, those with the best recall first; an index of another type has a folder of its own."""
-    for changes in list_measured(passages):
+    """Measured types, those with the best recall first; an index of another type has a folder of its own.
+
+    The last, which combinations of changes take, is the best of those that do not read every vector.
+    """
+    types = list_measured(passages)
+    for changes in (*types, *[one for one in types if one["retriever.faiss_factory"] != EXACT][:1]):
         factory = str(changes["retriever.faiss_factory"])
         if retriever.index is not None:
             yield changes | {"retriever.index": f"{retriever.index}-{factory.lower().replace(',', '-')}"}

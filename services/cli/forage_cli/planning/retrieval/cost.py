@@ -22,7 +22,8 @@ from forage_common.settings import RetrievalMode, RetrieverSettings
 
 VECTOR_SPEEDS = Path(__file__).parents[1] / "retrieval_speeds.yaml"
 QUERY_SPEEDS = Path(__file__).with_name("query_speeds.yaml")
-LEAST_RECALL = 0.95
+EXACT = "Flat"
+LEAST_RECALL = 0.9
 """Of the exact three nearest, where a plan proposes another type."""
 
 Load = Literal["batch", "single"]
@@ -194,7 +195,7 @@ def _find_type(factory: str) -> _Type | None:
     """The measured type of a factory string: rows name cells without their number."""
     name = factory.replace(" ", "")
     if name in ("IndexFlat", "IndexFlatIP"):  # an adopted file has the name of FAISS's class
-        name = "Flat"
+        name = EXACT
     cells = re.match(r"IVF(\d+),", name)
     row = _read(VECTOR_SPEEDS)["types"].get(re.sub(r"^IVF\d+,", "IVF,", name))
     return None if row is None else _Type(row, int(cells[1]) if cells else 0, "step" in row["batch"])
