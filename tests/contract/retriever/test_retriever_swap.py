@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -147,6 +149,44 @@ def test_a_reload_under_load_fails_no_request_and_is_atomic_per_client(
     asked = [("swap_index", "127.0.0.1"), ("swap_index", "SIGHUP"), ("reload_index", "127.0.0.1")]
     assert acts == [(*act, "retriever") for act in asked]
     assert {act[which] for act in service.read_acts() for which in ("index", "before")} == digests
+
+
+def test_large_requests_and_a_full_queue_survive_a_swap_whole(service: Service, built: Callable[[str], Path]) -> None:
+    """Each is of one index, and those that wait in the queue of the old one are answered by it."""
+    old, new = service.link.resolve(), built("new")
+    seen: list[set[str]] = []
+
+    def ask(base: str, number: int) -> None:
+        queries = [f"place {number} {query}" for query in range(500)]
+        reply = httpx.post(f"{base}/retrieve", json={"queries": queries, "topk": 1}, timeout=120)
+        results = reply.raise_for_status().json()["result"]
+        assert len(results) == len(queries)
+        seen.append({documents[0]["contents"].split()[-1] for documents in results})
+
+    with Load(service) as load, ThreadPoolExecutor(6) as callers:
+        load.wait_for_word("old")
+        asked = [callers.submit(ask, service.http, number) for number in range(12)]
+        for folder in (new, old, new):
+            service.move_link(folder)
+            assert service.reload().json()["swapped"] is True
+        for one in asked:
+            one.result()
+        load.wait_for_word("new")
+    assert {len(words) for words in seen} == {1}
+    assert {status for each in load.seen for status, _, _ in each} == {200}
+
+
+@pytest.mark.parametrize("opening", ["[", '{"manifest":'])
+def test_a_manifest_nested_thousands_deep_is_409(
+    service: Service, built: Callable[[str], Path], tmp_path: Path, opening: str
+) -> None:
+    nested = tmp_path / "nested"
+    shutil.copytree(built("nested"), nested)
+    (nested / "manifest.json").write_text(opening * 200_000)
+    service.move_link(nested)
+    reply = service.reload()
+    assert reply.status_code == 409
+    assert "manifest.json is damaged" in reply.json()["detail"]
 
 
 def test_an_index_that_cannot_be_loaded_leaves_the_old_one_serving(
