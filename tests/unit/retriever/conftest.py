@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from full_disk import small_disk  # noqa: F401 - a fixture of tests
 from retriever_parts import write_corpus
 
 from forage_common.settings import RetrievalMode, RetrieverSettings

@@ -95,6 +95,30 @@ def public(
     console.print(summary, highlight=False)
 
 
+@app.command(short_help="Fetch Search-R1's Wikipedia of 2018 and its FAISS file.")
+def wiki18(
+    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("data/wiki-18"),
+    index: Annotated[str, typer.Option(help="Also the FAISS file over it: e5-flat.", show_default=False)] = "",
+    sha256: Annotated[
+        list[str] | None,
+        typer.Option(help="FILE=DIGEST that a file of the Hub must have; repeat.", show_default=False),
+    ] = None,
+) -> None:
+    """Fetch Search-R1's corpus, Wikipedia of December 2018 in 21 million passages, from the Hugging Face Hub.
+
+    Writes corpus.jsonl; with --index the FAISS file, too. If it is interrupted, the same command goes on.
+
+    Example:
+
+      forage data wiki18 --index e5-flat
+    """
+    from forage_cli.commands.forwarded import run_in_service
+
+    digests = [word for digest in sha256 or () for word in ("--sha256", digest)]
+    arguments = ["wiki18", "--out", str(out), *(("--index", index) if index else ()), *digests]
+    run_in_service("retriever", "forage_retriever.command", arguments)
+
+
 def _parse_split_file(text: str) -> tuple[str, Path]:
     from forage_common.errors import UserError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
@@ -55,15 +55,24 @@ def add_forwarded(app: typer.Typer) -> None:
     app.add_typer(serve, name="serve")
 
 
+def run_in_service(service: str, module: str, arguments: list[str]) -> NoReturn:
+    """Replace this process by a module of a service, in its environment.
+
+    Raises:
+        UserError: the service is not installed.
+    """
+    from forage_cli.local.stack import Program, find_interpreter
+    from forage_common.files.parquet_rows import PARQUET_READER
+
+    # FAISS and torch are installed only in the environment of their service: its process replaces this one.
+    python = str(find_interpreter(Program(service)))
+    # Environments without pyarrow read and write Parquet through this interpreter.
+    environment = {**os.environ, PARQUET_READER: sys.executable}
+    os.execve(python, [python, "-m", module, *arguments], environment)
+
+
 def _forward(service: str, module: str) -> Callable[[typer.Context], None]:
     def run(context: typer.Context) -> None:
-        from forage_cli.local.stack import Program, find_interpreter
-        from forage_common.files.parquet_rows import PARQUET_READER
-
-        # FAISS and torch are installed only in the environment of their service: its process replaces this one.
-        python = str(find_interpreter(Program(service)))
-        # Environments without pyarrow read and write Parquet through this interpreter.
-        environment = {**os.environ, PARQUET_READER: sys.executable}
-        os.execve(python, [python, "-m", module, *context.args], environment)
+        run_in_service(service, module, context.args)
 
     return run

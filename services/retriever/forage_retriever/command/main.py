@@ -181,6 +181,59 @@ def verify(folder: Folder) -> None:
 
 
 @app.command(
+    epilog="""[bold]Examples[/]
+
+    forage index pull s3://bucket/indexes/wiki indexes/wiki
+
+    forage index pull hf://datasets/OWNER/NAME indexes/wiki --sha256 6f1e…"""
+)
+def pull(
+    url: Annotated[
+        str, typer.Argument(help="Folder of an index: a path, http(s)://, s3://, gs:// or hf://.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Argument(help="Folder to create.", show_default=False)],
+    sha256: Annotated[str, typer.Option(help="SHA-256 of its manifest.json.", show_default=False)] = "",
+) -> None:
+    """Copy an index from an address, checked against its manifest. If it is interrupted, the same command goes on."""
+    from forage_retriever.index.pull import pull_index
+
+    with open_report() as report:
+        pulled = pull_index(url, out, out.absolute().parent / f".{out.name}.pulling", report, sha256)
+    if not pulled:
+        raise SettingsError(f"{out} is there already: check it with `forage index verify {out}`, or give a new folder")
+    _print_index(out)
+
+
+@app.command(epilog="[bold]Example[/]: forage index push indexes/wiki s3://bucket/indexes/wiki")
+def push(
+    folder: Folder,
+    url: Annotated[str, typer.Argument(help="Folder to write: a path, s3:// or gs://.", show_default=False)],
+) -> None:
+    """Copy an index to an address; its manifest last, so that nobody pulls half of it."""
+    from forage_retriever.index.pull import push_index
+
+    with open_report() as report:
+        push_index(folder, url, report)
+
+
+@app.command(hidden=True)
+def wiki18(
+    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("data/wiki-18"),
+    index: Annotated[str, typer.Option(help="Also its FAISS file: e5-flat.", show_default=False)] = "",
+    sha256: Annotated[
+        list[str] | None, typer.Option(help="FILE=DIGEST that a file must have; repeat.", show_default=False)
+    ] = None,
+) -> None:
+    """Fetch Search-R1's Wikipedia of 2018, 21 million passages: what `forage data wiki18` runs."""
+    from forage_retriever.command.wiki18 import fetch_wiki18
+
+    with open_report() as report:
+        sentences = fetch_wiki18(out, index, sha256 or [], report)
+    for sentence in sentences:
+        typer.echo(sentence)
+
+
+@app.command(
     "eval",
     epilog="[bold]Example[/]: forage index eval wiki questions.jsonl --sweep --out report",
 )
