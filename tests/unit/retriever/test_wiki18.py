@@ -137,3 +137,7 @@ def test_without_a_network_the_sentence_says_what_to_do(tmp_path: Path, monkeypa
     with pytest.raises(UserError, match="HF_HUB_OFFLINE is set: unset it, or copy the files here"):
         fetch(tmp_path)
     assert not (tmp_path / "corpus.jsonl").exists()
+    (tmp_path / "copied").mkdir()
+    (tmp_path / "copied/wiki-18.jsonl.gz").write_bytes(PACKED)
+    fetch_wiki18(tmp_path / "out", "", [], lambda *_: None, str(tmp_path / "copied"))
+    assert (tmp_path / "out/corpus.jsonl").read_bytes() == LINES

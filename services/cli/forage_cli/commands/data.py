@@ -103,6 +103,7 @@ def wiki18(
         list[str] | None,
         typer.Option(help="FILE=DIGEST that a file of the Hub must have; repeat.", show_default=False),
     ] = None,
+    source: Annotated[str, typer.Option(help="Folder or URL that has the Hub's files.", show_default="the Hub")] = "",
 ) -> None:
     """Fetch Search-R1's corpus, Wikipedia of December 2018 in 21 million passages, from the Hugging Face Hub.
 
@@ -115,7 +116,8 @@ def wiki18(
     from forage_cli.commands.forwarded import run_in_service
 
     digests = [word for digest in sha256 or () for word in ("--sha256", digest)]
-    arguments = ["wiki18", "--out", str(out), *(("--index", index) if index else ()), *digests]
+    chosen = {"--out": str(out), "--index": index, "--source": source}
+    arguments = ["wiki18", *(word for option, value in chosen.items() if value for word in (option, value)), *digests]
     run_in_service("retriever", "forage_retriever.command", arguments)
 
 

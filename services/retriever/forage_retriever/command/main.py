@@ -223,12 +223,13 @@ def wiki18(
     sha256: Annotated[
         list[str] | None, typer.Option(help="FILE=DIGEST that a file must have; repeat.", show_default=False)
     ] = None,
+    source: Annotated[str, typer.Option(help="Folder or URL that has the Hub's files.", show_default="the Hub")] = "",
 ) -> None:
     """Fetch Search-R1's Wikipedia of 2018, 21 million passages: what `forage data wiki18` runs."""
     from forage_retriever.command.wiki18 import fetch_wiki18
 
     with open_report() as report:
-        sentences = fetch_wiki18(out, index, sha256 or [], report)
+        sentences = fetch_wiki18(out, index, sha256 or [], report, source)
     for sentence in sentences:
         typer.echo(sentence)
 

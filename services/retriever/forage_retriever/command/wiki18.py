@@ -37,12 +37,13 @@ _BLOCK = 2**22
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-def fetch_wiki18(out: Path, index: str, pinned: Sequence[str], report: Report) -> list[str]:
+def fetch_wiki18(out: Path, index: str, pinned: Sequence[str], report: Report, source: str = "") -> list[str]:
     """Write `corpus.jsonl` and, if asked for, the FAISS file to a folder; an interrupted download goes on.
 
     Args:
         index: a key of `INDEXES`, or empty.
         pinned: FILE=DIGEST, SHA-256 digests of the Hub's files.
+        source: address of a folder with the Hub's files; empty: the Hub.
 
     Returns:
         What was done and what to do next, as sentences.
@@ -57,7 +58,7 @@ def fetch_wiki18(out: Path, index: str, pinned: Sequence[str], report: Report) -
     corpus = out / CORPUS_FILE
     if not corpus.exists():
         packed = out / PACKED_FILE
-        sources.fetch(CORPUS_URL, PACKED_FILE, packed, report)
+        sources.fetch(source or CORPUS_URL, PACKED_FILE, packed, report)
         _unpack(packed, corpus, report)
         packed.unlink()
     sentences = [
@@ -69,7 +70,7 @@ def fetch_wiki18(out: Path, index: str, pinned: Sequence[str], report: Report) -
     url, parts, name = INDEXES[index]
     if not (out / name).exists():
         for part in parts:
-            sources.fetch(url, part, out / part, report)
+            sources.fetch(source or url, part, out / part, report)
         _join([out / part for part in parts], out / name, report)
     for part in parts:
         (out / part).unlink(missing_ok=True)
