@@ -13,6 +13,8 @@ from upath import UPath
 from forage_common.settings import Settings
 from forage_console.errors import NotFoundError
 
+_MAX_NAME_BYTES = 255
+"""Of a file or folder, on the file systems of Linux."""
 _SHOWN = ("", "trajectories", "validation", "logs")
 _HEAVY = frozenset({"checkpoints", "policies", "redis", "history"})
 """Folders that may lie on another disk: no page shows what is in their files."""
@@ -70,9 +72,9 @@ def _is_within(link: Path, folder: Path) -> bool:
 
 def is_run_name(name: str) -> bool:
     """Whether a text can be the name of a run's folder: one part of a path, not hidden, and in UTF-8."""
-    if not name or name.startswith(".") or len(name) > 255 or any(char in name for char in "/\\\0"):
+    if not name or name.startswith(".") or any(char in name for char in "/\\\0"):
         return False
-    return is_text(name)
+    return is_text(name) and len(name.encode()) <= _MAX_NAME_BYTES
 
 
 def is_text(name: str) -> bool:

@@ -34,7 +34,7 @@ def test_a_run_is_found_by_its_name_or_by_a_link(runs: Path, name: str) -> None:
     "name",
     [
         *("", ".", "..", "../secret", "../runs/one", "one/../../secret", "/etc", "deep/er", "link", ".hidden", "file"),
-        *("one\0", "..\\secret", "x" * 300, "nothing", "one\udcff"),
+        *("one\0", "..\\secret", "x" * 300, "é" * 200, "nothing", "one\udcff"),
     ],
 )
 def test_nothing_else_is_a_run(runs: Path, name: str) -> None:
