@@ -111,6 +111,7 @@ def _retrieval_to_json(retrieval: Retrieval) -> dict[str, Any]:
         "given_over_needed": None if ratio is None else round(ratio, 2),
         "cpu_s": None if cost is None else round(cost.total, 6),
         "recall_at_3": None if cost is None else cost.recall,
+        "recall_measured_over": None if cost is None else cost.measured,
         "threads": retrieval.threads,
         "why": retrieval.why,
     }
@@ -183,7 +184,7 @@ def describe_retrieval(retrieval: Retrieval) -> Iterator[str]:
         return
     cost = retrieval.cost
     parts = f"CPU ms a query: encoding {1000 * cost.encoding:.1f}, search {1000 * cost.search:.1f}"
-    recall = "" if cost.recall is None else f"; recall@3 {cost.recall:.3f}"
+    recall = "" if cost.recall is None else f"; recall@3 {cost.recall:.3f} over {cost.measured:,} passages"
     yield f"  {'given':<20} {retrieval.given:8.0f} queries/s   {parts}{recall}"
     yield f"  {'given / needed':<20} {retrieval.given_over_needed:8.1f}"
 

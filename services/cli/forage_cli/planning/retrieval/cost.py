@@ -44,12 +44,14 @@ class Cost:
     Attributes:
         recall: share of the exact nearest three that are found, as measured at the highest effort up to the one that is
             set; None without vectors, or below every effort that was measured.
+        measured: passages among which that recall was measured.
     """
 
     encoding: float
     search: float
     service: float
     recall: float | None
+    measured: int
 
     @property
     def total(self) -> float:
@@ -86,7 +88,7 @@ def estimate_cost(retriever: RetrieverSettings, corpus: Corpus, load: Load = "ba
         encoding, width = _estimate_encoding(retriever, load), read_width(retriever.encoder.model)
         vectors, recall = _estimate_vectors(retriever, corpus.passages, corpus.factory, width, load)
         search += vectors
-    return Cost(encoding, search, float(_read(QUERY_SPEEDS)["service"]), recall)
+    return Cost(encoding, search, float(_read(QUERY_SPEEDS)["service"]), recall, _read_measured())
 
 
 def list_measured(passages: int) -> list[dict[str, object]]:
@@ -128,6 +130,10 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 def _read_dimension() -> int:
     return int(_read(VECTOR_SPEEDS)["measured"]["dimension"])
+
+
+def _read_measured() -> int:
+    return int(_read(VECTOR_SPEEDS)["measured"]["passages"])
 
 
 def _estimate_bm25(passages: int) -> float:
