@@ -106,9 +106,9 @@ bench-faiss: setup ## compare FAISS index types over a million vectors (PASSAGES
 bench-hybrid: setup ## choose weights of hybrid search over sets of questions (FORAGE_BENCH_DATA)
 	@.venvs/retriever/bin/python benchmarks/retriever/hybrid_sweep.py
 
-bench-retriever-large: setup ## what index types cost at 21 million passages, by laws (PASSAGES=1000000 TYPES="Flat HNSW32_SQ8" AGAIN=1 CLEAN=1)
+bench-retriever-large: setup ## what index types cost at 21 million passages, by laws (PASSAGES=1000000 TYPES="Flat HNSW32_SQ8" WRITE=1 AGAIN=1 CLEAN=1)
 	@.venvs/retriever/bin/python benchmarks/retriever/large_bench.py $(PASSAGES) $(and $(TYPES),--types $(TYPES)) \
-	  $(and $(AGAIN),--again) $(and $(CLEAN),--clean)
+	  $(and $(WRITE),--write) $(and $(AGAIN),--again) $(and $(CLEAN),--clean)
 
 bench-retriever-start: setup ## time the retriever's start over a million passages (PASSAGES=1000000)
 	@.venvs/retriever/bin/python benchmarks/retriever/start_bench.py $(PASSAGES)

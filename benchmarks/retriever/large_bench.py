@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import large_report
+import large_table
 import numpy as np
 from large_build import KINDS, Kind
 from large_measure import Task
@@ -56,6 +57,7 @@ def main() -> None:
     parser.add_argument("--types", nargs="+", default=DEFAULT, metavar="TYPE", choices=[kind.name for kind in KINDS])
     parser.add_argument("--again", action="store_true", help="measure again what was measured before")
     parser.add_argument("--clean", action="store_true", help="delete the vectors and results of this size, and end")
+    parser.add_argument("--write", action="store_true", help="write the laws where `forage plan` reads them")
     arguments = parser.parse_args()
     if arguments.passages < MIN_PASSAGES:
         parser.error(f"argument passages is {arguments.passages}: give {MIN_PASSAGES} or more, for the laws")
@@ -68,7 +70,10 @@ def main() -> None:
     if arguments.again:
         bench.forget()
     bench.run()
-    large_report.report(bench.results, bench.kinds, arguments.passages)
+    measured = {kind: {int(size): row for size, row in bench.results[kind.name].items()} for kind in bench.kinds}
+    if arguments.write:
+        large_table.write(bench.results, measured, arguments.passages)
+    large_report.report(measured, bench.results["encoder"], arguments.passages)
 
 
 class Bench:

@@ -9,16 +9,17 @@ from typing import Any
 
 import large_laws
 from large_build import Kind
+from large_table import WIKI18
 from large_vectors import DIMENSION
 from questions import REPOSITORY
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from forage_retriever.search import memory
 
-WIKI18 = 21_015_324
-RECIPE = "configs/search_r1_nq_hotpotqa_grpo_7b.yaml"
 VALUES = "deploy/helm/forage/values-gpu-large.yaml"
+"""Of configs/search_r1_nq_hotpotqa_grpo_7b.yaml."""
 RECALL = 0.95
 """Of the three nearest, expected of a type for training."""
 
@@ -26,17 +27,20 @@ _WIDTH = 80
 Row = dict[str, Any]
 
 
-def report(results: dict[str, Any], kinds: Sequence[Kind], passages: int) -> None:
-    """Print what was measured, the laws, what follows for wiki-18 and the recipe, and JSON."""
+def report(measured: dict[Kind, dict[int, Row]], encoding: Row, passages: int) -> None:
+    """Print what was measured, the laws, what follows for wiki-18 and the recipe, and JSON. Tables are Markdown.
+
+    Args:
+        measured: results of each type by size.
+        encoding: CPU seconds of a question by precision.
+    """
     console = Console(width=_WIDTH)
-    measured = {kind: {int(size): row for size, row in results[kind.name].items()} for kind in kinds}
     console.print(_show_measured(measured, passages))
     console.print(_show_costs(measured, passages))
     console.print(_show_laws(measured))
     rows = [predict(kind, sizes, effort, WIKI18) for kind, sizes in measured.items() for effort in kind.efforts]
     console.print(_show_wiki18(rows))
     need = read_needs()
-    encoding = results["encoder"]
     gives = [(row, {p: count_given(need, row, encoding[p]["batch_s"]) for p in ("fp32", "int8")}) for row in rows]
     console.print(_show_needs(need, gives, encoding))
     types = {}
@@ -54,14 +58,14 @@ def report(results: dict[str, Any], kinds: Sequence[Kind], passages: int) -> Non
             "build_s": whole["build_s"],
             "start_s": whole["start_s"],
         }
-    best = choose(gives, need["precision"])
+    best = choose(gives, choose_precision(need))
     summary = {
         "passages": passages,
         "types": {name: {key: round(value, 4) for key, value in row.items()} for name, row in types.items()},
         "needed_7b": round(need["needed"], 1),
-        "given_7b": round(best[1][need["precision"]], 1) if best else None,
+        "given_7b": round(best[1][choose_precision(need)], 1) if best else None,
         "type_7b": f"{best[0]['factory']} {best[0]['effort']}" if best else None,
-        "given_over_needed_7b": round(best[1][need["precision"]] / need["needed"], 2) if best else None,
+        "given_over_needed_7b": round(best[1][choose_precision(need)] / need["needed"], 2) if best else None,
     }
     print(json.dumps(summary))
 
@@ -91,9 +95,9 @@ def _ranks_coarsely(kind: Kind) -> bool:
 
 
 def read_needs() -> Row:
-    """What the recipe needs, by the figures of `forage plan`."""
+    """What the 7B recipe needs, by the figures of `forage plan`."""
     command = [REPOSITORY / ".venvs/cli/bin/python", REPOSITORY / "benchmarks/retriever/large_needed.py"]
-    text = subprocess.check_output([*command, REPOSITORY / RECIPE, REPOSITORY / VALUES], text=True, cwd=REPOSITORY)
+    text = subprocess.check_output([*command, REPOSITORY / VALUES], text=True, cwd=REPOSITORY)
     needs: Row = json.loads(text)
     return needs
 
@@ -101,7 +105,12 @@ def read_needs() -> Row:
 def count_given(need: Row, row: Row, encoding_s: float) -> float:
     """Queries a second of all replicas: encoding, search and the service, on as many CPUs as threads keep busy."""
     cpus = 1 + (need["cpus"] - 1) * need["thread_use"]
-    return float(need["replicas"] * cpus / (encoding_s + row["batch_s"] + (need["service_s"] or 0.0)))
+    return float(need["replicas"] * cpus / (encoding_s + row["batch_s"] + need["service_s"]))
+
+
+def choose_precision(need: Row) -> str:
+    """The recipe's precision of the encoder on CPUs."""
+    return "fp32" if need["precision"] == "fp32" else "int8"
 
 
 def choose(gives: Sequence[tuple[Row, dict[str, float]]], precision: str) -> tuple[Row, dict[str, float]] | None:
@@ -188,11 +197,11 @@ def _show_wiki18(rows: Sequence[Row]) -> Table:
 
 def _show_needs(need: Row, gives: Sequence[tuple[Row, dict[str, float]]], encoding: Row) -> Table:
     machine = f"{need['replicas']} × {need['cpus']} CPUs"
+    slow, fast = (f"{1000 * encoding[precision]['batch_s']:.0f}" for precision in ("fp32", "int8"))
     table = _open_table(
-        f"{RECIPE.rpartition('/')[2]}, {VALUES.rpartition('/')[2]} ({machine}): {need['needed']:.0f} queries/s needed"
-        f" ({need['searching']:,} trajectories may search at once, and wait {need['limit_s']:.0f} s). Given, with the"
-        f" encoder's {1000 * encoding['fp32']['batch_s']:.0f} (fp32) or {1000 * encoding['int8']['batch_s']:.0f} (int8)"
-        " CPU ms a question",
+        f"the 7B recipe on {VALUES.rpartition('/')[2]} ({machine}, {need['gpu']}): {need['mean']:.0f} queries/s needed"
+        f" while engines sample, {need['peak']:.0f} to answer {need['searching']:,} trajectories at once within"
+        f" {need['limit_s']:.0f} s. Given, with the encoder's {slow} (fp32) or {fast} (int8) CPU ms a question",
         ("type", "effort", "fp32 q/s", "÷ needed", "int8 q/s", "÷ needed"),
     )
     for row, given in gives:
@@ -202,7 +211,7 @@ def _show_needs(need: Row, gives: Sequence[tuple[Row, dict[str, float]]], encodi
 
 
 def _open_table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left")
+    table = Table(title=f"\n{title}\n", title_justify="left", title_style="", box=box.MARKDOWN)
     for place, column in enumerate(columns):
         table.add_column(column, justify="right" if place else "left")
     return table
