@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,6 +121,40 @@ def test_stages_finished_before_a_kill_are_not_repeated(index: IndexCommand, cor
     assert {name: (tmp_path / "first" / name).stat().st_mtime_ns for name in build_times} == build_times
     assert "indexing vectors" in resumed.stderr
     assert "encoding" not in resumed.stderr.replace("encoding passages (3 of", "")
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+from forage_retriever.command.main import main
+from forage_retriever.index.building import dense_stages
+from forage_retriever.search import row_files
+
+dense_stages.PART, row_files.CHECKPOINT_S = 8, 0.0
+
+def kill():
+    time.sleep(float(sys.argv[1]))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+threading.Thread(target=kill, daemon=True).start()
+sys.argv = ["forage index", *sys.argv[2:]]
+main()
+"""
+"""Kills itself after some seconds."""
+
+
+def test_shards_killed_at_random_moments_resume_to_the_identical_indexes(
+    index: IndexCommand, corpus: Path, tmp_path: Path
+) -> None:
+    options = ["--corpus", corpus, "-f", "IVF2,SQ8", "--mode", "dense", "--shards", "2", "--jobs", "1"]
+    chance = random.Random(0)
+    assert index("build", "whole", *options).returncode == 0
+    ends = [index(str(chance.uniform(0, 3)), "build", "killed", *options, script=INTERRUPTED) for _ in range(5)]
+    assert -signal.SIGKILL in {end.returncode for end in ends}
+    assert index("build", "killed", *options).returncode == 0
+    for number in range(2):
+        whole, killed = (manifest.read_manifest(tmp_path / name / f"shard-{number}") for name in ("whole", "killed"))
+        assert killed == whole
+        assert manifest.check_files(tmp_path / f"killed/shard-{number}", killed) == []
 
 
 MEASURED = """

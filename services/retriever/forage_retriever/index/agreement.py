@@ -25,8 +25,8 @@ from forage_retriever.search.vectors import iterate_blocks
 BLOCKS = 460
 EDGE = 4
 MIN_COSINE = 0.9
-"""Of a stored vector and its passage encoded again, at the least: of int8 and fp32, which differ most among encoders of
-one family, 0.95; of texts under two models 0."""
+"""Of a stored vector and its passage encoded again, at the least. Of MiniLM in int8 and in fp32, which differ most of
+what one model gives, it is 0.9975 for half of 460 texts of 100 words and 0.988 for the worst; of two models 0."""
 
 CLOSE_COSINE = 0.98
 """The same where most rows agree to the rounding of float16: then a row at 0.95 is that of a similar text."""
