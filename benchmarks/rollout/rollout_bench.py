@@ -9,7 +9,8 @@ Every method samples the same trajectories on the tiny policy: prompts, turns, l
 - ideal (`in_process.py`): the same generations as independent requests, never fewer than the engine runs at once.
 - Hugging Face generate (`hf_generate.py`): the lock-step loop on one padded batch a turn.
 
-The retriever is a stand-in that takes exactly 5, 50 or 200 ms. Rounds are interleaved; ratios are medians of rounds.
+The retriever is a stand-in that takes exactly 5, 50 or 200 ms; a loaded one is measured last, by `queue_policies.py`,
+without an engine. Rounds are interleaved; ratios are medians of rounds.
 """
 
 from __future__ import annotations
@@ -163,6 +164,17 @@ def measure_pauses(service: Service, prompts: int, number: int) -> list[float]:
     return pauses
 
 
+def measure_queue_policies(log: Path) -> dict[str, Any]:
+    """Measure in which order a loaded retriever should search: `queue_policies.py`, about a minute and a half."""
+    command = [str(find_interpreter(Program.RETRIEVER)), str(HERE / "queue_policies.py")]
+    with log.open("w") as file:
+        process = subprocess.run(command, stdout=subprocess.PIPE, stderr=file, env=build_environment(), text=True)
+    if process.returncode:
+        sys.exit(f"queue_policies.py failed: see {log}")
+    measured: dict[str, Any] = json.loads(process.stdout)
+    return measured
+
+
 class Bench:
     """The running parts and the measurements so far: method → tokens a second of each round."""
 
@@ -233,10 +245,32 @@ def main() -> None:
         spinner.update("updates under load")
         pauses = measure_pauses(service, 2 * prompts, bench.next_pass())
         spinner.update("stopping")
-    report(console, bench.rates, prompts, busy, pauses)
+        stack.close()
+        policies = measure_queue_policies(logs / "queue_policies.log")
+    report(console, bench.rates, prompts, busy, pauses, policies)
 
 
-def report(console: Console, rates: dict[str, list[float]], prompts: int, busy: float, pauses: list[float]) -> None:
+def report_policies(console: Console, policies: dict[str, Any]) -> None:
+    """Print how long searches wait at a loaded retriever, by the order of its queue."""
+    table = Table(title="loaded retriever: seconds that a search waits")
+    for column in ("order of the queue", "mean", "by token of context", "longest", "batch done"):
+        table.add_column(column, justify="left" if column == "order of the queue" else "right", no_wrap=True)
+    rows = [(f"simulated: {name}", one) for name, one in policies["simulated"].items()]
+    rows += [(f"measured: {way} context_tokens", one) for way, one in policies["measured"].items()]
+    for name, one in rows:
+        seconds = (one[key] for key in ("wait_s", "wait_per_token_s", "longest_wait_s", "batch_s"))
+        table.add_row(name, *(f"{value:.2f}" for value in seconds))
+    console.print(table)
+
+
+def report(
+    console: Console,
+    rates: dict[str, list[float]],
+    prompts: int,
+    busy: float,
+    pauses: list[float],
+    policies: dict[str, Any],
+) -> None:
     trajectories = plan.list_rows(plan.list_uids(prompts, 0), SAMPLES)
     each = statistics.mean(sum(row.lengths) for row in trajectories)
     turns = statistics.mean(len(row.lengths) for row in trajectories)
@@ -254,6 +288,8 @@ def report(console: Console, rates: dict[str, list[float]], prompts: int, busy: 
         rate = statistics.median(per_round)
         table.add_row(name, f"{rate / each:.1f}", f"{rate:.0f}", f"{compute_ratio(name, 'ideal'):.2f}")
     console.print(table)
+    report_policies(console, policies)
+    weighted = {way: one["wait_per_token_s"] for way, one in policies["measured"].items()}
     summary = {
         f"vs_lockstep_{delay}ms{'' if rows == SLOTS else f'_{rows}_rows'}": compute_ratio(
             f"service, {delay} ms", f"lock-step of {rows}, {delay} ms"
@@ -266,6 +302,7 @@ def report(console: Console, rates: dict[str, list[float]], prompts: int, busy: 
         "vs_hf": compute_ratio("service, 5 ms", "Hugging Face generate, 5 ms"),
         "engine_busy_64": busy,
         "update_pause_s": max(pauses),
+        "priority_wait_ratio": weighted["with"] / weighted["without"],
         "rounds": len(rates["ideal"]),
     }
     print(json.dumps({key: round(value, 3) for key, value in summary.items()}))
