@@ -23,6 +23,7 @@ from forage_common.v1 import retriever_pb2, retriever_pb2_grpc, trajectory_pb2
 from forage_retriever.index.load import Index
 from forage_retriever.serve.grpc_api import MAX_REQUEST_BYTES, GrpcServer
 from forage_retriever.serve.shard import Shard, ShardUnavailableError
+from forage_retriever.serve.urgency import Urgency
 from forage_retriever.serve.waiting import SearchOptions
 
 TOKEN, WRONG = "a-secret-of-shards", "a-secret-of-nobody"
@@ -53,7 +54,7 @@ async def probe(settings: Settings) -> retriever_pb2.RetrieveResponse:
     shard = Shard(settings.retriever.grpc_address, settings, lambda: None)
     try:
         await shard._call(retriever_pb2.RetrieveRequest(), 5)
-        return await shard.search(["Oslo"], SearchOptions("bm25", 1, ()), 5)
+        return await shard.search(["Oslo"], SearchOptions("bm25", 1, ()), Urgency(timeout_s=5))
     finally:
         await shard.close()
 
