@@ -106,22 +106,23 @@ class Bench:
         vectors = 4 * DIMENSION * self._passages
         made = (self.folder / "vectors.npy").exists()
         disk = max(need.disk_bytes for need in needs.values()) * 3 // 2 + (0 if made else vectors) + _SPARE
-        self.folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(self.folder).free
+        CACHE.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(CACHE).free
         if free < disk:
             return (
-                f"{self._passages:,} vectors need {disk / memory.GIB:.0f} GiB on the disk of {self.folder}, of which"
+                f"{self._passages:,} vectors need {disk / memory.GIB:.0f} GiB on the disk of {CACHE}, of which"
                 f" {free / memory.GIB:.0f} GiB are free: free some, or give fewer passages"
             )
         available = measure_available_memory()
-        for name, need in needs.items():
-            if need.build_bytes + _SPARE > available:
-                rest = [other for other, less in needs.items() if less.build_bytes + _SPARE <= available]
+        # An index is built whole here, in memory, as a graph must be; `forage index build` writes the others in parts.
+        held = {name: max(need.build_bytes, need.ram_bytes) + _SPARE for name, need in needs.items()}
+        for name, size in held.items():
+            if size > available:
+                rest = " ".join(other for other, less in held.items() if less <= available)
                 return (
-                    f"building {name} over {self._passages:,} vectors needs"
-                    f" {(need.build_bytes + _SPARE) / memory.GIB:.0f} GiB of memory, of which"
-                    f" {available / memory.GIB:.0f} GiB are free: give fewer passages"
-                    + (f", or --types {' '.join(rest)}" if rest else "")
+                    f"building {name} over {self._passages:,} vectors needs {size / memory.GIB:.0f} GiB of memory, of"
+                    f" which {available / memory.GIB:.0f} GiB are free: give fewer passages"
+                    + (f", or --types {rest}" if rest else "")
                 )
         return ""
 
