@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pyarrow as pa
 
@@ -171,7 +172,7 @@ def read_step(file: Path) -> Iterator[StepRow]:
         DataError: the file is missing, damaged, or not of a step.
     """
     for trajectory, more in read_with_columns(file, list(_COLUMNS), list(_NEWER)):
-        yield StepRow(trajectory, **more)
+        yield _make_row(file, trajectory, more)
 
 
 def read_step_row(file: Path, number: int) -> StepRow:
@@ -191,7 +192,17 @@ def read_step_rows(file: Path, numbers: Collection[int]) -> Iterator[StepRow]:
         DataError: as `read_step`, or there is no such row.
     """
     for trajectory, more in read_with_columns(file, list(_COLUMNS), list(_NEWER), only=numbers):
-        yield StepRow(trajectory, **more)
+        yield _make_row(file, trajectory, more)
+
+
+def _make_row(file: Path, trajectory: Trajectory, more: dict[str, Any]) -> StepRow:
+    tokens = len(trajectory.turn_ids)
+    for name, value in more.items():
+        if isinstance(value, list) and len(value) != tokens:
+            raise DataError(
+                f"{file} is damaged: a trajectory has {len(value)} of {name} and {tokens} tokens: restore the file"
+            )
+    return StepRow(trajectory, **more)
 
 
 def read_group_fates(file: Path) -> list[GroupFate] | None:

@@ -119,3 +119,16 @@ def test_a_column_whose_name_is_no_text_is_one_sentence(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes().replace(b"mismatch_max", b"mismatch_\xffax"))
     with pytest.raises(DataError, match="cannot be read as Parquet"):
         list(read_step(file))
+
+
+def test_a_column_with_fewer_values_than_tokens_is_one_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "step-000001.parquet"
+    write_step(file, "", [build_row()])
+    table = pq.read_table(file)
+    place = table.schema.get_field_index("engine_log_probs")
+    shorter = pa.array([[0.0]], table.schema.field(place).type)
+    pq.write_table(table.set_column(place, table.schema.field(place), shorter), file)
+    with pytest.raises(DataError, match="has 1 of engine_log_probs and 7 tokens"):
+        list(read_step(file))
+    with pytest.raises(DataError, match="restore the file"):
+        read_step_row(file, 0)
