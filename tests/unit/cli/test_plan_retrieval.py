@@ -185,7 +185,7 @@ def test_a_query_costs_more_alone_with_more_effort_and_among_more_passages() -> 
         assert cost(factory) < cost(factory, 10**8)
         assert cost(factory) < cost(factory, load="single")
     assert cost("IVF4096,SQ8", nprobe=4096) == cost("IVF4096,SQ8", nprobe=10**6), "there are no more cells"
-    assert cost("Flat", 2 * 10**6) == pytest.approx(2 * cost("Flat"))
+    assert cost("Flat", 2 * 10**6) == pytest.approx(2 * cost("Flat"), rel=0.02)  # but for what every search costs
 
 
 def test_what_searches_at_once_is_limited_by_engines_groups_and_prompts() -> None:
