@@ -18,6 +18,7 @@ from forage_retriever.encoders.encoder import Encoder, Vectors
 from forage_retriever.index import agreement, load, manifest
 from forage_retriever.index.adopt import adopt_index
 from forage_retriever.index.agreement import BLOCKS, EDGE, choose_rows, find_wrong_rows
+from forage_retriever.index.building.shards import Processes
 from forage_retriever.index.recipe import Recipe
 
 TOPICS = [
@@ -52,15 +53,20 @@ def adopt(encoder: Encoder, tmp_path: Path) -> Adopt:
     settings = RetrieverSettings(cache_dir=tmp_path / "cache", mode=RetrievalMode.DENSE)
 
     def begin(
-        name: str, vectors: NDArray[Any], kind: str = "Flat", metric: int = faiss.METRIC_INNER_PRODUCT, shards: int = 1
+        name: str,
+        vectors: NDArray[Any],
+        kind: str = "Flat",
+        metric: int = faiss.METRIC_INNER_PRODUCT,
+        shards: int = 1,
+        jobs: int = 1,
     ) -> Path:
         index = faiss.index_factory(vectors.shape[1], kind, metric)
         index.train(vectors[np.isfinite(vectors).all(axis=1)])
         index.add(vectors)
         file = tmp_path / f"{name}.faiss"
         faiss.write_index(index, str(file))
-        recipe = Recipe.from_settings(settings, encoder)
-        adopt_index(tmp_path / name, tmp_path / f".{name}", file, corpus, recipe, lambda *_: None, shards)
+        recipe, processes = Recipe.from_settings(settings, encoder), Processes(jobs, settings)
+        adopt_index(tmp_path / name, tmp_path / f".{name}", file, corpus, recipe, lambda *_: None, shards, processes)
         return tmp_path / name
 
     return begin
@@ -132,9 +138,9 @@ def test_what_is_not_finite_is_refused_with_its_row(
         adopt("odd", changed, kind)
 
 
-@pytest.mark.parametrize("kind", ["Flat", "SQ8"])
-def test_a_flat_file_is_cut_into_shards(adopt: Adopt, vectors: Vectors, kind: str, tmp_path: Path) -> None:
-    folders = manifest.list_shards(adopt("cut", vectors, kind, shards=3))
+@pytest.mark.parametrize(("kind", "jobs"), [("Flat", 1), ("SQ8", 2)])
+def test_a_flat_file_is_cut_into_shards(adopt: Adopt, vectors: Vectors, kind: str, jobs: int, tmp_path: Path) -> None:
+    folders = manifest.list_shards(adopt("cut", vectors, kind, shards=3, jobs=jobs))
     whole = faiss.read_index(str(tmp_path / "cut.faiss"))
     parts = [faiss.read_index(str(folder / "dense/index.faiss")) for folder in folders]
     assert [part.ntotal for part in parts] == [88, 88, 88]

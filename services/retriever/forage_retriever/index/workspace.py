@@ -19,7 +19,14 @@ from forage_retriever.artifacts import make_unwritable_error
 from forage_retriever.index.progress import Report, format_seconds
 from forage_retriever.search.row_files import read_progress
 
-_PARTS = {"corpus": "passages", "whole": "passages", "bm25": "indexed words", "trained": "trained cells and codes"}
+_PARTS = {
+    "corpus": "passages",
+    "whole": "passages",
+    "statistics": "counted words",
+    "bm25": "indexed words",
+    "trained": "trained cells and codes",
+    "checked": "checks of the FAISS file",
+}
 """What a stage makes, for people, where its name does not say it."""
 
 _LOCK = "lock"

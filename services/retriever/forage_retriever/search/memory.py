@@ -18,7 +18,7 @@ _ROWS_A_CELL = 40
 
 _CELL_BYTES = 4
 _BLOCKS_BYTES = 2**30
-"""Memory of the blocks of a build that writes its file piece by piece: codes thrice while they are sorted, with room."""
+"""Memory of the blocks of a build that writes its file piece by piece: thrice those codes that are sorted."""
 
 _FAST_SCAN_BLOCK = 32
 _RABITQ_FACTORS = 8

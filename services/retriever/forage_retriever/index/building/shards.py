@@ -113,7 +113,7 @@ def build_shards(
         entry = ShardEntry(number=number, of=count, first=number * len(whole) // count)
         # FAISS and ONNX Runtime do not survive a fork, and encoders cannot be sent: each process loads its own.
         settings = several.settings if several is not None and jobs > 1 else None
-        own = recipe if settings is None or flat is not None else replace(recipe, encoder=None)
+        own = recipe if settings is None else replace(recipe, encoder=None)
         shard = _Shard(workspace.folder, own, name, entry, ends[number], counted, settings, flat)
         work.append(partial(_build_shard, shard))
     if jobs > 1:
