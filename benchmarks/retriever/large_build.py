@@ -61,8 +61,8 @@ KINDS = (
     Kind("IVF,SQ8", (32, 64, 128), 64),
     Kind("IVF,PQ192x4fs", (32, 64, 128), 64),
     Kind("IVF,RaBitQ", (32, 64, 128), 64),
-    Kind("HNSW32_SQ8", (64, 128, 256), 128, is_graph=True),
-    Kind("HNSW32", (64, 128, 256), 128, is_graph=True),
+    Kind("HNSW32_SQ8", (128, 256, 512), 256, is_graph=True),
+    Kind("HNSW32", (128, 256, 512), 256, is_graph=True),
 )
 
 

@@ -45,7 +45,7 @@ def fetch(out: Path, index: str = "", *pinned: str) -> list[str]:
 def test_the_corpus_is_unpacked_and_the_parts_of_the_index_are_joined(hub: FileServer, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["wiki18", "--out", str(tmp_path / "wiki-18"), "--index", "e5-flat"])
     assert done.exit_code == 0, done.output
-    assert "next: forage index convert indexes/wiki-18 --faiss" in done.output
+    assert "next: forage index convert indexes/wiki-18-flat --faiss" in done.output
     out = tmp_path / "wiki-18"
     assert (out / "corpus.jsonl").read_bytes() == LINES
     assert (out / "e5_Flat.index").read_bytes() == b"".join(PARTS.values())
