@@ -45,7 +45,7 @@ def run_all(work: Sequence[Work], jobs: int, report: Report) -> None:
                 number, one = waiting.pop(0)
                 receiver, process = _start(one)
                 running[receiver] = number, process
-            for ready in connection.wait(list(running), timeout=1.0):
+            for ready in connection.wait(list(running), timeout=1.0):  # wait: their progress, which is shown
                 assert isinstance(ready, connection.Connection)
                 number, process = running[ready]
                 if _receive(ready, number, process, report):
