@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +26,8 @@ from forage_common.streams.client import StreamClient
 from forage_common.streams.durability import check_durability
 from forage_common.streams.users import SERVICES, Role, name_user
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, TrajectoryGroup
+
+FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()"]
 
 
 @pytest.fixture
@@ -173,7 +177,10 @@ def test_passwords_are_replaced_under_a_run_that_loses_nothing(stack: Stack, set
                 rollout.finish(entry, TrajectoryGroup(group_uid=entry.message.group_uid))
 
     def rotate(option: str) -> int:
-        list_ = run_forage("redis", "acl", "--run", "own", "--passwords", str(folder / "passwords"), option)
+        # In a process of its own: the threads above write to this one's log, in the middle of the list.
+        list_ = subprocess.check_output(
+            [*FORAGE, "redis", "acl", "--run", "own", "--passwords", str(folder / "passwords"), option], text=True
+        )
         (folder / "users.acl").write_text(list_)
         run_forage("redis", "load", "--config", str(stack.folder / "settings.yaml"), "--users")
         admin.client_kill_filter(_type="normal", skipme=True)
