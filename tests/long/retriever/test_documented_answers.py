@@ -27,7 +27,18 @@ from schemathesis.specs.openapi.checks import (
 )
 
 PAGE_EXAMPLES = 600
-CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance]
+HURRIED_S = 5.0
+
+
+def fails_only_for_lack_of_time(context: Any, response: Any, case: Any) -> bool | None:
+    """No 5xx, but 503 where the caller said that it waits for a moment only."""
+    limit = case.body.get("timeout_s") if isinstance(case.body, dict) else None
+    if response.status_code == 503 and isinstance(limit, int | float) and limit < HURRIED_S:
+        return None
+    return not_a_server_error(context, response, case)
+
+
+CHECKS = [fails_only_for_lack_of_time, content_type_conformance, response_schema_conformance, status_code_conformance]
 
 
 @dataclass(frozen=True)

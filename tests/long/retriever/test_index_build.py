@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -147,8 +148,11 @@ def test_shards_killed_at_random_moments_resume_to_the_identical_indexes(
 ) -> None:
     options = ["--corpus", corpus, "-f", "IVF2,SQ8", "--mode", "dense", "--shards", "2", "--jobs", "1"]
     chance = random.Random(0)
+    began = time.monotonic()
     assert index("build", "whole", *options).returncode == 0
-    ends = [index(str(chance.uniform(0, 3)), "build", "killed", *options, script=INTERRUPTED) for _ in range(5)]
+    took = time.monotonic() - began
+    moments = sorted(chance.uniform(0, 0.8 * took) for _ in range(5))  # the first ones before any build can have ended
+    ends = [index(str(moment), "build", "killed", *options, script=INTERRUPTED) for moment in moments]
     assert -signal.SIGKILL in {end.returncode for end in ends}
     assert index("build", "killed", *options).returncode == 0
     for number in range(2):

@@ -145,7 +145,7 @@ def test_a_front_waits_for_its_shards_and_reports_it(
     with httpx.Client(transport=httpx.HTTPTransport(retries=50), base_url=f"http://{http}", timeout=60) as client:
         while missing not in (probe := client.get("/readyz")).text:
             assert probe.status_code == 503
-        refusal = client.post("/retrieve", json={"queries": ["Oslo"]})
+        refusal = client.post("/retrieve", json={"queries": ["Oslo"], "timeout_s": 1})
         assert (refusal.status_code, refusal.headers["Retry-After"]) == (503, "1")
         assert missing in refusal.json()["detail"]
         assert client.post("/reload").status_code == 409
