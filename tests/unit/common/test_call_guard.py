@@ -12,7 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2_grpc
 
-from forage_common.call_guard import CallGuard
+from forage_common.security.call_guard import CallGuard
 from forage_common.telemetry.logs import configure_logs
 from forage_common.v1 import retriever_pb2, reward_pb2, reward_pb2_grpc
 

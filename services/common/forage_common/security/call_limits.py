@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from forage_common.security.call_guard import find_behaviour, replace_behaviour
 from forage_common.security.grpc_tokens import OPEN_SERVICE, make_interceptors
 from forage_common.security.message_room import SHED, UNREAD, MessageRoom, RoomInterceptor
 from forage_common.security.tokens import TokenFile
@@ -106,7 +107,7 @@ class CallLimits(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return self._watchers if method == _WATCH else self._checks
 
     def _wrap(self, handler: Any, calls: _Calls) -> Any:
-        inner = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+        inner = find_behaviour(handler)
 
         async def answer(request: Any, context: Any) -> Any:
             if excess := calls.describe_excess():
@@ -121,14 +122,7 @@ class CallLimits(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 async for reply in inner(request, context):
                     yield reply
 
-        make = {
-            (False, False): grpc.unary_unary_rpc_method_handler,
-            (False, True): grpc.unary_stream_rpc_method_handler,
-            (True, False): grpc.stream_unary_rpc_method_handler,
-            (True, True): grpc.stream_stream_rpc_method_handler,
-        }[bool(handler.request_streaming), bool(handler.response_streaming)]
-        chosen = answer_stream if handler.response_streaming else answer
-        return make(chosen, handler.request_deserializer, handler.response_serializer)
+        return replace_behaviour(handler, answer, answer_stream, handler.request_deserializer)
 
     async def _refuse(self, context: Any, sentence: str) -> None:
         self._shed.inc()

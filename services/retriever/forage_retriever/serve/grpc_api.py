@@ -13,8 +13,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from forage_common.addresses import bind
-from forage_common.call_guard import CallGuard
 from forage_common.errors import UnavailableError
+from forage_common.security.call_guard import CallGuard
 from forage_common.security.call_limits import guard_calls, limit_connections
 from forage_common.security.message_room import MessageRoom, Place
 from forage_common.security.tls import make_grpc_server_credentials

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import generate_latest
 
 from forage_common.addresses import bind
-from forage_common.call_guard import CallGuard
+from forage_common.security.call_guard import CallGuard
 from forage_common.security.call_limits import guard_calls, limit_connections
 from forage_common.security.message_room import MessageRoom
 from forage_common.security.tls import make_grpc_server_credentials

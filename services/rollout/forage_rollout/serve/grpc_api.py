@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 import grpc
 
 from forage_common.addresses import bind
-from forage_common.call_guard import CallGuard
 from forage_common.errors import UnavailableError
 from forage_common.security.audit import name_grpc_caller, record_act
+from forage_common.security.call_guard import CallGuard
 from forage_common.security.call_limits import guard_calls, limit_connections
 from forage_common.security.message_room import MessageRoom
 from forage_common.security.tls import make_grpc_server_credentials

@@ -37,7 +37,7 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _guard(handler: Any, method: str) -> Any:
-    inner = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    inner = find_behaviour(handler)
 
     async def answer(request: Any, context: Any) -> Any:
         call = _Call(method, context)
@@ -58,14 +58,23 @@ def _guard(handler: Any, method: str) -> Any:
         except Exception as error:  # noqa: BLE001 - as above
             await call.fail(error)
 
+    return replace_behaviour(handler, answer, answer_stream, _parse_with(handler.request_deserializer))
+
+
+def find_behaviour(handler: Any) -> Any:
+    """The function that answers the calls of a method, of whichever of gRPC's four kinds."""
+    return handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+
+
+def replace_behaviour(handler: Any, answer: Any, answer_stream: Any, parse: Any) -> Any:
+    """A handler of the same kind that answers by one of two functions, and reads requests by `parse`."""
     make = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
         (True, False): grpc.stream_unary_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[bool(handler.request_streaming), bool(handler.response_streaming)]
-    guarded = answer_stream if handler.response_streaming else answer
-    return make(guarded, _parse_with(handler.request_deserializer), handler.response_serializer)
+    return make(answer_stream if handler.response_streaming else answer, parse, handler.response_serializer)
 
 
 class _MalformedError(Exception):
