@@ -18,7 +18,8 @@ def configure_logs(service: str, level: str = "INFO") -> None:
     structlog.configure(
         processors=[structlog.contextvars.merge_contextvars, tracing.add_log_fields, *_PROCESSORS, _RENDERER],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level)),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # One write a line: `print` makes two, and the line of a library in another thread may fall between them.
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)
