@@ -32,9 +32,11 @@ QUICK = ("unit", "contract", "e2e")
 LONG = ("long", "deploy", "browser", "system", "chaos")
 SYSTEMS = ("e2e", "system", "chaos")
 """Kinds that start several services and often wait for them: one of their folders runs at a time, beside others."""
-ENVIRONMENT = dict.fromkeys(("common", "probe", "records", "scripts"), "cli") | dict.fromkeys(
-    ("models", "policies"), "trainer"
-)
+ENVIRONMENT = {
+    **dict.fromkeys(("common", "probe", "records", "scripts"), "cli"),
+    **dict.fromkeys(("models", "policies"), "trainer"),
+    "isolation": "reward",
+}
 """Parts without their own environment → the environment they use."""
 SLOWEST = 20
 _NO_TESTS = 5  # pytest's exit code if no test was selected

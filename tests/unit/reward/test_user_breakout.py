@@ -16,13 +16,11 @@ from breakout import ATTEMPTS
 from breakout_targets import CODE, Targets, open_targets
 
 from forage_common.errors import SettingsError
-from forage_common.isolation import support
-from forage_common.isolation.child import remove_folder
-from forage_common.isolation.support import Support, find_support
 from forage_common.settings import RewardRoute, UserReward
 from forage_common.settings.security import Sandbox
-from forage_common.telemetry.health import Health
 from forage_common.v1 import reward_pb2, trajectory_pb2
+from forage_isolation import support
+from forage_isolation.support import Support, find_support
 from forage_reward.isolation.user_code import ContractError, check_score
 from forage_reward.isolation.user_rewards import UserRewards
 from forage_reward.registry import REWARDS
@@ -295,7 +293,7 @@ def test_a_call_without_end_is_a_timeout(hurried: Score, order: str, capfd: pyte
 def test_a_thread_that_works_unasked_ends_its_process(
     code: Path, targets: Targets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forage_common.isolation.watch.IDLE_CPU_S", 0.5)
+    monkeypatch.setattr("forage_isolation.watch.IDLE_CPU_S", 0.5)
     user, score = open_scorer(code, targets, "require")
     (child,) = user._pools[0]._children
     assert score("hide").status == OK
@@ -335,27 +333,6 @@ def test_a_score_that_no_reward_returns_is_none(change: dict[str, Any]) -> None:
     check_score("mine", score)
     with pytest.raises(ContractError):
         check_score("mine", score._replace(**change))
-
-
-def test_a_deep_temporary_folder_is_removed(tmp_path: Path) -> None:
-    deep = tmp_path / "deep"
-    deep.mkdir()
-    (deep / "0").write_text("a file with the name of a folder that is moved up")
-    here = os.open(deep, os.O_RDONLY)
-    for number in range(3000):
-        os.mkdir("a", dir_fd=here)
-        inner = os.open("a", os.O_RDONLY, dir_fd=here)
-        os.symlink(tmp_path, "link", dir_fd=inner)
-        if number % 100 == 0:
-            os.fchmod(here, 0o500)
-        os.close(here)
-        here = inner
-    os.close(here)
-    kept = tmp_path / "kept"
-    kept.write_text("x")
-    remove_folder(deep)
-    assert not deep.exists()
-    assert kept.exists()
 
 
 @needs_isolation
@@ -449,20 +426,3 @@ def test_a_machine_without_protection_is_refused_where_it_is_required(
     assert f"files open ({why})" in user.rewards["mine"].summary
     assert score("tcp").status == INTERNAL
     user.close()
-
-
-@pytest.mark.parametrize("mode", ["auto", "off"])
-def test_a_service_says_which_protections_its_user_code_lacks(
-    code: Path, mode: Sandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    user = {"mine": UserReward(path=code)}
-    monkeypatch.setattr(support, "find_support", lambda: Support(6, True))
-    assert support.list_notes(user, "auto") == {}
-    monkeypatch.setattr(support, "find_support", lambda: Support(0, True, {"files": "no Landlock"}))
-    assert support.list_notes({}, mode) == {}
-    note = support.list_notes(user, mode)["user code"]
-    assert ("files open (no Landlock)" if mode == "auto" else "security.user_code is off") in note
-    health = Health()
-    health.add_lasting_note("user code", note)
-    health.set_notes({"redis": "slow"})
-    assert health.notes == {"user code": note, "redis": "slow"}

@@ -17,11 +17,11 @@ from breakout_targets import CODE, open_targets
 from forage_common.clients.calls import RefusedError
 from forage_common.clients.retriever import RetrieverClient, SearchResult
 from forage_common.errors import SettingsError, UnavailableError
-from forage_common.isolation import support
-from forage_common.isolation.support import Support, find_support
 from forage_common.settings import EnvironmentRoute, RolloutSettings, Settings
 from forage_common.settings.security import SecuritySettings
 from forage_common.v1.trajectory_pb2 import ActionKind, Document, Prompt, Provenance
+from forage_isolation import support
+from forage_isolation.support import Support, find_support
 from forage_rollout.environments import Action, Episode, load_environments
 from forage_rollout.environments.environment import EnvironmentFailedError
 from forage_rollout.environments.remote import RemoteEnvironment

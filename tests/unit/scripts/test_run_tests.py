@@ -64,6 +64,7 @@ def test_every_part_runs_in_the_environment_of_its_service() -> None:
     environments = {job.name: job.environment for job in list_jobs(run_tests.QUICK + run_tests.LONG)}
     assert environments["unit/common"] == environments["unit/probe"] == environments["unit/cli"] == "cli"
     assert environments["unit/models"] == environments["unit/policies"] == environments["unit/trainer"] == "trainer"
+    assert environments["unit/isolation"] == environments["unit/reward"] == "reward"
     assert environments["contract/rollout_deployments"] == "rollout"
     assert environments["unit/console_web"] == "node"
 

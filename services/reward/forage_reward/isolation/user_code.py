@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from forage_common.errors import UserError
-from forage_common.isolation.confinement import Confinement
-from forage_common.isolation.explanations import explain
+from forage_isolation.confinement import Confinement
+from forage_isolation.explanations import explain
 from forage_reward.score import Component, Score, Status, sum_components, withhold_score
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 

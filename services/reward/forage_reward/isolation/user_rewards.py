@@ -15,13 +15,13 @@ from prometheus_client import Counter
 from pydantic import ConfigDict
 
 from forage_common.errors import SettingsError, UserError
-from forage_common.isolation.child import Child, ChildDiedError, ChildError, ChildTimeoutError
-from forage_common.isolation.support import build_confinement, describe, log_protections
 from forage_common.settings import UserReward
 from forage_common.settings.security import Sandbox
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import waiting
 from forage_common.v1 import reward_pb2, trajectory_pb2
+from forage_isolation.child import Child, ChildDiedError, ChildError, ChildTimeoutError
+from forage_isolation.support import build_confinement, describe, log_protections
 from forage_reward.deadline import limit_to_deadline
 from forage_reward.isolation.user_code import ContractError, check_score
 from forage_reward.isolation.user_process import OUT_OF_MEMORY

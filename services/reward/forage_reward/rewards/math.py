@@ -10,10 +10,10 @@ import threading
 
 from pydantic import Field
 
-from forage_common.isolation.child import Child, ChildDiedError, ChildTimeoutError
-from forage_common.isolation.support import build_confinement
 from forage_common.settings.security import UserCode
 from forage_common.v1 import reward_pb2, trajectory_pb2
+from forage_isolation.child import Child, ChildDiedError, ChildTimeoutError
+from forage_isolation.support import build_confinement
 from forage_reward.deadline import limit_to_deadline
 from forage_reward.isolation.math_process import MEMORY_MIB
 from forage_reward.parsing.math_answer import MAX_LENGTH, extract_math_answer, is_balanced

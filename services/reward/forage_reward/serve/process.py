@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 
-from forage_common.isolation.support import list_notes
 from forage_common.security.health_gate import HealthGate
 from forage_common.security.tls import check_server
 from forage_common.settings import Settings
@@ -12,6 +11,7 @@ from forage_common.stop import Stop
 from forage_common.telemetry.health import Health, serve_health
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import idling
+from forage_isolation.support import list_notes
 from forage_reward.serve.server import DRAIN_S, Server
 from forage_reward.serve.workers import WorkerPool
 

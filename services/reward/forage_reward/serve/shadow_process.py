@@ -11,10 +11,10 @@ import sys
 
 import yaml
 
-from forage_common.isolation.child import ParentConnection
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import configure_logs
 from forage_common.v1 import reward_pb2
+from forage_isolation.child import ParentConnection
 from forage_reward.isolation.user_rewards import UserRewards
 from forage_reward.registry import REWARDS
 from forage_reward.router import RewardRouter

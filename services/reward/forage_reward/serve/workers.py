@@ -17,10 +17,10 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 
 from forage_common.addresses import port_in_use_error, split_address
 from forage_common.errors import UserError
-from forage_common.isolation.child import Child, ChildError
 from forage_common.settings import Settings
 from forage_common.telemetry.health import WAITING, Health
 from forage_common.telemetry.logs import get_logger
+from forage_isolation.child import Child, ChildError
 from forage_reward.serve.server import DRAIN_S
 
 _own = CollectorRegistry()

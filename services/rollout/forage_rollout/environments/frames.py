@@ -30,8 +30,8 @@ from typing import Any
 from forage_common.clients.calls import MalformedReplyError, RefusedError
 from forage_common.clients.retriever import SearchResult
 from forage_common.errors import UnavailableError
-from forage_common.isolation.child import MAX_ANSWER_BYTES
 from forage_common.v1.trajectory_pb2 import ActionKind, Document, Provenance
+from forage_isolation.child import MAX_ANSWER_BYTES
 from forage_rollout.environments.environment import Action, Budget, Observation
 
 Frame = dict[str, Any]

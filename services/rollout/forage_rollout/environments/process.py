@@ -20,12 +20,12 @@ from typing import Any
 
 from forage_common.clients.retriever import RetrieverClient, SearchResult
 from forage_common.errors import UserError
-from forage_common.isolation.child import ParentConnection
-from forage_common.isolation.confinement import Confinement
-from forage_common.isolation.explanations import explain
-from forage_common.isolation.user_files import find_files
 from forage_common.settings import RolloutSettings
 from forage_common.v1.trajectory_pb2 import Prompt
+from forage_isolation.child import ParentConnection
+from forage_isolation.confinement import Confinement
+from forage_isolation.explanations import explain
+from forage_isolation.user_files import find_files
 from forage_rollout.environments import frames
 from forage_rollout.environments.environment import Action, Budget, Environment, Episode, Observation
 from forage_rollout.environments.loading import create_environment, explain_error

@@ -17,12 +17,12 @@ from typing import Any
 
 from forage_common.clients.retriever import RetrieverClient
 from forage_common.errors import UserError
-from forage_common.isolation.child import START_TIMEOUT_S, Child, ChildError
-from forage_common.isolation.support import build_confinement
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import waiting
 from forage_common.text.redaction import redact_url
+from forage_isolation.child import START_TIMEOUT_S, Child, ChildError
+from forage_isolation.support import build_confinement
 from forage_rollout.environments import frames
 from forage_rollout.environments.environment import (
     Action,

@@ -16,7 +16,6 @@ from forage_common.addresses import listen
 from forage_common.clients.retriever import RetrieverClient
 from forage_common.errors import UnavailableError
 from forage_common.files.model_folder import check_model_folder
-from forage_common.isolation.support import list_notes
 from forage_common.security.health_gate import HealthGate
 from forage_common.security.http.server import make_protocol
 from forage_common.security.signatures import RunSignatures
@@ -28,6 +27,7 @@ from forage_common.telemetry import tracing
 from forage_common.telemetry.health import Health, serve_health
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import list_waits, waiting
+from forage_isolation.support import list_notes
 from forage_rollout import environments
 from forage_rollout.core.arguments import check_before_start
 from forage_rollout.deployments.cluster import LOST_AFTER_S, Cluster, open_cluster

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from forage_common.isolation.confinement import MAX_TASKS, TEMPORARY_MIB
+from forage_isolation.confinement import MAX_TASKS, TEMPORARY_MIB
 
 INTERVAL_S = 0.5
 MAX_FILES = 10_000

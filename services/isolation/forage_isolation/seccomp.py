@@ -15,7 +15,7 @@ import struct
 import sys
 from collections.abc import Sequence
 
-from forage_common.isolation.syscalls import LAST_KNOWN, NUMBERS
+from forage_isolation.syscalls import LAST_KNOWN, NUMBERS
 
 NO_NETWORK = errno.EACCES
 """The error of what needs a network; others are EPERM, so that the two can be told apart."""

@@ -25,10 +25,10 @@ from itertools import count
 from pathlib import Path
 
 from forage_common.errors import ForageError, UserError
-from forage_common.isolation.confinement import Confinement, ConfinementError, build_environment, confine
-from forage_common.isolation.output import Output
-from forage_common.isolation.watch import Watched, watch
 from forage_common.telemetry.stacks import write_stacks_on_signal
+from forage_isolation.confinement import Confinement, ConfinementError, build_environment, confine
+from forage_isolation.output import Output
+from forage_isolation.watch import Watched, watch
 
 _LENGTH = struct.Struct("<I")
 _ORPHAN_CHECK_S = 1.0

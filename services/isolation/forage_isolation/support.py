@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from forage_common.errors import SettingsError
-from forage_common.isolation import landlock, seccomp
-from forage_common.isolation.confinement import Confinement
 from forage_common.settings.security import Sandbox, UserCode
 from forage_common.telemetry.logs import get_logger
+from forage_isolation import landlock, seccomp
+from forage_isolation.confinement import Confinement
 
 SETTING = "security.user_code"
 

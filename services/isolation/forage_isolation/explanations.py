@@ -6,8 +6,8 @@ import errno
 import os
 import socket
 
-from forage_common.isolation.confinement import Confinement
-from forage_common.isolation.seccomp import NO_NETWORK
+from forage_isolation.confinement import Confinement
+from forage_isolation.seccomp import NO_NETWORK
 
 _DEPTH = 10
 

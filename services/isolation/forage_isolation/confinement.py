@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from forage_common.errors import ForageError
-from forage_common.isolation import landlock, seccomp
+from forage_isolation import landlock, seccomp
 
 OPEN_FILES = 256
 MAX_TASKS = 256
