@@ -327,10 +327,13 @@ class Span(_message.Message):
     BEGIN_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    IMPLIED_FIELD_NUMBER: _builtins.int
     role: Global___Role.ValueType
     begin: _builtins.int
     end: _builtins.int
     text: _builtins.str
+    implied: _builtins.bool
+    """text is left out: it is what the policy's tokenizer decodes the tokens to"""
     def __init__(
         self,
         *,
@@ -338,10 +341,11 @@ class Span(_message.Message):
         begin: _builtins.int = ...,
         end: _builtins.int = ...,
         text: _builtins.str = ...,
+        implied: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "role", b"role", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "implied", b"implied", "role", b"role", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -354,24 +358,59 @@ class Document(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     CONTENTS_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
+    QUOTE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     contents: _builtins.str
     """"Title"\\ntext"""
     score: _builtins.float
+    @_builtins.property
+    def quote(self) -> Global___Quote:
+        """if set, contents are without a part that the observation has too"""
+
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
         contents: _builtins.str = ...,
         score: _builtins.float = ...,
+        quote: Global___Quote | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["quote", b"quote"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contents", b"contents", "id", b"id", "score", b"score"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contents", b"contents", "id", b"id", "quote", b"quote", "score", b"score"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Document: _TypeAlias = Document  # noqa: Y015
+
+@_typing.final
+class Quote(_message.Message):
+    """A part of a document's contents, as a part of the text of the observation that answers the turn; in characters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AT_FIELD_NUMBER: _builtins.int
+    BEGIN_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    at: _builtins.int
+    """contents before it"""
+    begin: _builtins.int
+    """in the text of the observation"""
+    length: _builtins.int
+    def __init__(
+        self,
+        *,
+        at: _builtins.int = ...,
+        begin: _builtins.int = ...,
+        length: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "begin", b"begin", "length", b"length"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Quote: _TypeAlias = Quote  # noqa: Y015
 
 @_typing.final
 class Provenance(_message.Message):
@@ -587,6 +626,7 @@ class Trajectory(_message.Message):
     REPLICA_FIELD_NUMBER: _builtins.int
     GROUND_TRUTH_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    IMPLIED_CRC32_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """run_id/group_uid/sample"""
     run_id: _builtins.str
@@ -606,6 +646,8 @@ class Trajectory(_message.Message):
     trace_id: _builtins.str
     """that of its prompt"""
     replica: _builtins.str
+    implied_crc32: _builtins.int
+    """of the texts that spans leave out, one after the other, as UTF-8"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """prompt, then response"""
@@ -671,18 +713,21 @@ class Trajectory(_message.Message):
         replica: _builtins.str = ...,
         ground_truth: Global___GroundTruth | None = ...,
         sampling: Global___Sampling | None = ...,
+        implied_crc32: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ground_truth", b"ground_truth", "sampling", b"sampling", "score", b"score", "timings", b"timings", "validation_score", b"validation_score"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_implied_crc32", b"_implied_crc32", "ground_truth", b"ground_truth", "implied_crc32", b"implied_crc32", "sampling", b"sampling", "score", b"score", "timings", b"timings", "validation_score", b"validation_score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_source", b"data_source", "finished", b"finished", "ground_truth", b"ground_truth", "group_uid", b"group_uid", "id", b"id", "logprobs", b"logprobs", "loss_mask", b"loss_mask", "prompt_length", b"prompt_length", "replica", b"replica", "run_id", b"run_id", "sample", b"sample", "sampling", b"sampling", "score", b"score", "segments", b"segments", "spans", b"spans", "status", b"status", "status_detail", b"status_detail", "timings", b"timings", "token_ids", b"token_ids", "trace_id", b"trace_id", "truncated", b"truncated", "turn_ids", b"turn_ids", "turns", b"turns", "valid_actions", b"valid_actions", "valid_searches", b"valid_searches", "validation_score", b"validation_score"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_implied_crc32", b"_implied_crc32", "data_source", b"data_source", "finished", b"finished", "ground_truth", b"ground_truth", "group_uid", b"group_uid", "id", b"id", "implied_crc32", b"implied_crc32", "logprobs", b"logprobs", "loss_mask", b"loss_mask", "prompt_length", b"prompt_length", "replica", b"replica", "run_id", b"run_id", "sample", b"sample", "sampling", b"sampling", "score", b"score", "segments", b"segments", "spans", b"spans", "status", b"status", "status_detail", b"status_detail", "timings", b"timings", "token_ids", b"token_ids", "trace_id", b"trace_id", "truncated", b"truncated", "turn_ids", b"turn_ids", "turns", b"turns", "valid_actions", b"valid_actions", "valid_searches", b"valid_searches", "validation_score", b"validation_score"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__implied_crc32: _TypeAlias = _typing.Literal["implied_crc32"]  # noqa: Y015
+    _WhichOneofArgType__implied_crc32: _TypeAlias = _typing.Literal["_implied_crc32", b"_implied_crc32"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__implied_crc32) -> _WhichOneofReturnType__implied_crc32 | None: ...
 
 Global___Trajectory: _TypeAlias = Trajectory  # noqa: Y015
 
 @_typing.final
 class TrajectoryGroup(_message.Message):
-    """All samples of one prompt: one entry of the trajectories stream."""
+    """All samples of one prompt. On a stream it is packed, see PackedGroup."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
