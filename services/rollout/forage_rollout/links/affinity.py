@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 LOAD_FACTOR = 1.25
 """A replica may have this many times the average load."""
@@ -19,11 +20,15 @@ MIN_CAPACITY = 32
 
 def rank_replicas(name: str, replicas: Iterable[str]) -> list[str]:
     """The replicas in the order in which the name prefers them."""
+    return list(_rank(name, frozenset(replicas)))
 
+
+@lru_cache(maxsize=4096)  # each generation of a group asks again
+def _rank(name: str, replicas: frozenset[str]) -> tuple[str, ...]:
     def hash_pair(replica: str) -> bytes:
         return hashlib.blake2b(f"{replica}\n{name}".encode(), digest_size=8).digest()
 
-    return sorted(replicas, key=hash_pair, reverse=True)
+    return tuple(sorted(replicas, key=hash_pair, reverse=True))
 
 
 def order_replicas(name: str, loads: Mapping[str, int]) -> list[str]:

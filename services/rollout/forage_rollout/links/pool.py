@@ -1,0 +1,235 @@
+"""An agent's engines: a connection to each replica, the choice among them, and generations that outlive a replica.
+
+The agent holds the tokens of a trajectory, so what a replica that dies takes with it is the generation that it was
+sampling. That one is asked again of another replica, whole: same context, same seed, and the versions of whatever policy
+is served there. Nothing of the lost one is kept, so no token is in a trajectory twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+from forage_common.errors import UnavailableError
+from forage_common.telemetry import tracing
+from forage_common.telemetry.log_sampling import LogSampler
+from forage_common.telemetry.logs import get_logger
+from forage_rollout.background import supervise
+from forage_rollout.links.affinity import order_replicas
+from forage_rollout.links.failures import LinkLostError
+from forage_rollout.links.link import Door, EngineLink
+from forage_rollout.loop.generation import Generation, Request
+from forage_rollout.weights.policy import EngineLostError, NotServingError
+
+log = get_logger()
+T = TypeVar("T")
+MAX_LOSSES = 8
+"""Replicas that may die under one generation: it may be what they die of."""
+AVOID_S = 1.0
+"""How long a replica that refused a request gets no other one while another replica serves."""
+_RETRY_S, _MAX_RETRY_S = 0.05, 2.0
+_LOOK_S = 5.0
+_sampler = LogSampler(per_minute=6)
+
+
+@dataclass
+class PoolCounts:
+    """Totals since an agent started, and the connections that it has.
+
+    repeated_tokens: of the generations that replaced lost ones; at most so many were sampled twice.
+    """
+
+    engine_links: int = 0
+    links_lost: int = 0
+    generations_repeated: int = 0
+    repeated_tokens: int = 0
+
+
+class EnginePool:
+    """`loop.generation.Engine` over the replicas of `set_replicas`. For one event loop.
+
+    Args:
+        releases: whether engines need to know that an affinity gets no more requests.
+        tls: what connections speak; None: plain text.
+    """
+
+    def __init__(self, releases: bool, tls: ssl.SSLContext | None = None) -> None:
+        self._releases = releases
+        self._tls = tls
+        self._replicas: dict[str, _Replica] = {}
+        self._changed = asyncio.Event()
+        self._counts = PoolCounts()
+
+    @property
+    def counts(self) -> PoolCounts:
+        """Counts as of now."""
+        self._counts.engine_links = sum(replica.is_open for replica in self._replicas.values())
+        return self._counts
+
+    def set_replicas(self, doors: Mapping[str, Door]) -> None:
+        """Connect to these replicas from now on, by name. Requests in progress at others may end there."""
+        for name in [name for name, replica in self._replicas.items() if doors.get(name) != replica.door]:
+            self._replicas.pop(name).retire()
+        for name, door in doors.items():
+            if name not in self._replicas:
+                self._replicas[name] = _Replica(name, door, self._tls, self._notify, self._counts)
+
+    async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        """See `loop.generation.Engine`."""
+        return await self._ask("", lambda link: link.render_chat(messages), self._note_nothing)
+
+    async def generate(self, request: Request) -> Generation:
+        """Generate on the replica of the request's affinity, or elsewhere; the caller has a deadline.
+
+        Waits where no replica can be reached or serves: another takes over, or it is back soon.
+
+        Raises:
+            UnavailableError: `MAX_LOSSES` replicas died under it.
+        """
+        losses = 0
+
+        def note_loss(error: Exception) -> None:
+            nonlocal losses
+            losses += 1
+            self._counts.generations_repeated += 1
+            tracing.current_span().add_event("generation_lost", {"forage.error": str(error)})
+            if losses == MAX_LOSSES:
+                raise UnavailableError(f"{losses} engines were lost under one generation, the last one: {error}")
+
+        generation = await self._ask(request.affinity, lambda link: link.generate(request), note_loss)
+        if losses:
+            self._counts.repeated_tokens += len(generation.token_ids)
+        return generation
+
+    async def release(self, affinity: str) -> None:
+        """Tell every replica: under load its generations went to several, and each may hold a lease.
+
+        A replica that cannot be reached, or does not hear it, ends the lease with its time limit.
+        """
+        if self._releases:
+            for replica in self._replicas.values():
+                if replica.link is not None:
+                    replica.link.release(affinity)
+
+    async def close(self) -> None:
+        """End every connection; requests in progress fail."""
+        replicas = list(self._replicas.values())
+        self._replicas.clear()
+        for replica in replicas:
+            replica.close()
+        await asyncio.sleep(0)
+
+    async def _ask(
+        self, affinity: str, ask: Callable[[EngineLink], Awaitable[T]], note_loss: Callable[[Exception], None]
+    ) -> T:
+        while True:
+            replica, link = await self._choose(affinity)
+            try:
+                return await ask(link)
+            except (LinkLostError, EngineLostError) as error:
+                replica.avoid()
+                if _sampler.admit(replica.name):  # every generation that it had says so
+                    log.warning("engine_lost", replica=replica.name, detail=str(error))
+                note_loss(error)
+            except NotServingError:
+                replica.avoid()
+
+    @staticmethod
+    def _note_nothing(error: Exception) -> None:
+        """A chat that is rendered again costs nothing."""
+
+    async def _choose(self, affinity: str) -> tuple[_Replica, EngineLink]:
+        while True:
+            now = time.monotonic()
+            loads: dict[str, int] = {}
+            avoided_until = now + _LOOK_S
+            for name, replica in self._replicas.items():
+                if (load := replica.load) is None:
+                    continue
+                if replica.avoided_until > now:
+                    avoided_until = min(avoided_until, replica.avoided_until)
+                else:
+                    loads[name] = load
+            if loads:
+                replica = self._replicas[order_replicas(affinity, loads)[0]]
+                assert replica.link is not None
+                return replica, replica.link
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(avoided_until - now):
+                    await self._changed.wait()  # wait: named by the agent, whose trajectory has a time limit
+
+    def _notify(self) -> None:
+        self._changed.set()
+
+
+class _Replica:
+    """One replica, and the connection to it: made anew whenever it ends, until the replica is retired.
+
+    Attributes:
+        link: the open connection; None while there is none.
+        avoided_until: by the monotonic clock, see `AVOID_S`.
+    """
+
+    def __init__(
+        self, name: str, door: Door, tls: ssl.SSLContext | None, notify: Callable[[], None], counts: PoolCounts
+    ) -> None:
+        self.name = name
+        self.door = door
+        self.link: EngineLink | None = None
+        self.avoided_until = 0.0
+        self._tls = tls
+        self._notify = notify
+        self._counts = counts
+        self._keeping = supervise(self._keep_connected(), f"engine link {name}")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests may be sent to it."""
+        return self.link is not None and self.link.is_open
+
+    @property
+    def load(self) -> int | None:
+        """Requests in progress there; None where none may be sent."""
+        link = self.link
+        return link.others + link.in_progress if link is not None and link.is_open else None
+
+    def avoid(self) -> None:
+        """Send it no more requests for a moment, if another replica serves."""
+        self.avoided_until = time.monotonic() + AVOID_S
+
+    def retire(self) -> None:
+        """Connect no more; the connection ends with the last request on it."""
+        self._keeping.cancel()
+        if self.link is not None:
+            self.link.end_when_idle()
+
+    def close(self) -> None:
+        """End the connection now."""
+        self._keeping.cancel()
+        if self.link is not None:
+            self.link.abort()
+
+    async def _keep_connected(self) -> None:
+        pause_s = _RETRY_S
+        while True:
+            try:
+                self.link = link = await EngineLink.connect(self.door, self._tls)
+            except (OSError, TimeoutError, LinkLostError) as error:
+                if _sampler.admit(f"{self.name} unreachable"):
+                    log.warning("engine_unreachable", replica=self.name, detail=f"{type(error).__name__}: {error}")
+                await asyncio.sleep(pause_s)  # wait: pause before the next attempt, until the replica is retired
+                pause_s = min(2 * pause_s, _MAX_RETRY_S)
+                continue
+            pause_s = _RETRY_S
+            self._notify()
+            await link.ended.wait()  # wait: the life of the connection
+            self.link = None
+            self._counts.links_lost += not link.is_leaving
+            if link.is_leaving:
+                return
