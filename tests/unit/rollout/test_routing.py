@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from forage_rollout.deployments.affinity import LOAD_FACTOR, MIN_CAPACITY, order_replicas, rank_replicas
+from forage_rollout.links.affinity import LOAD_FACTOR, MIN_CAPACITY, order_replicas, rank_replicas
 
 REPLICAS = [f"replica-{i}" for i in range(4)]
 NAMES = [f"run/world/train/{i}/0" for i in range(2000)]

@@ -6,7 +6,7 @@ import asyncio
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from forage_rollout.deployments.affinity import order_replicas
+from forage_rollout.links.affinity import order_replicas
 
 OUT_OF_SERVICE = "out_of_service"
 """Routing statistic that a replica reports: why it refuses to generate; empty while it serves."""

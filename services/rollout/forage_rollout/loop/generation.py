@@ -20,6 +20,7 @@ class Request:
         stop: texts that end the generation and stay part of it.
         min_tokens: before so many tokens nothing ends the generation but `max_tokens`.
         affinity: requests with the same affinity go to one replica, whose prefix cache holds their context.
+        priority: the lowest is sampled first where `rollout.engine.scheduling` is priority, see `rank_generation`.
     """
 
     token_ids: list[int]
@@ -31,6 +32,7 @@ class Request:
     stop: tuple[str, ...] = ()
     min_tokens: int = 0
     affinity: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ def build_request(
     stop: tuple[str, ...] = (),
     min_tokens: int = 0,
     affinity: str = "",
+    priority: int = 0,
 ) -> Request:
     """The request of one turn.
 
@@ -88,5 +91,28 @@ def build_request(
         seed = int.from_bytes(digest, "big") >> 2
     top_p, top_k = sampling.top_p or 1.0, sampling.top_k or -1
     return Request(
-        context, max_tokens, sampling.temperature, top_p, top_k, seed, stop, min(min_tokens, max_tokens), affinity
+        token_ids=context,
+        max_tokens=max_tokens,
+        temperature=sampling.temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        stop=stop,
+        min_tokens=min(min_tokens, max_tokens),
+        affinity=affinity,
+        priority=priority,
     )
+
+
+def rank_generation(context_tokens: int, ended: int, samples: int, longest: int) -> int:
+    """The priority of a generation: the longest contexts come first, and those of groups that are nearly finished.
+
+    A batch ends with its last trajectory, and that is one with many turns. The samples of a group that have ended count
+    as their share of the longest context. No rank is below 0, which those have who wait for an answer themselves: users'
+    questions and requests to the OpenAI-compatible endpoints.
+
+    Args:
+        ended: samples of the group that are finished.
+        longest: tokens that a context may have.
+    """
+    return max(0, 2 * longest - context_tokens - longest * ended // max(1, samples))

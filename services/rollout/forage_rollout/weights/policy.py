@@ -12,6 +12,10 @@ class NotServingError(ForageError):
     """This engine does not generate until it has loaded a policy or was started again."""
 
 
+class EngineLostError(NotServingError):
+    """This engine died while it generated: what it had sampled is lost."""
+
+
 def is_newer(candidate: Policy, serving: Policy | None) -> bool:
     """Whether the candidate replaces the served policy without being announced.
 
