@@ -14,6 +14,8 @@ import redis
 
 from forage_common.settings import DataSettings, RedisSettings, RolloutSettings, Settings
 from forage_common.streams.client import StreamClient
+from forage_common.streams.packing import pack_group
+from forage_common.v1.packed_pb2 import PackedGroup
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Replica, Trajectory, TrajectoryGroup
 from forage_rollout.dispatcher import Dispatcher
 
@@ -73,9 +75,9 @@ class Bench:
     async def run(
         self, run: Callable[[Prompt], Awaitable[TrajectoryGroup]] = answer, consumer: str = ""
     ) -> AsyncIterator[Dispatcher]:
-        async def run_counted(asked: Prompt) -> TrajectoryGroup:
+        async def run_counted(asked: Prompt) -> PackedGroup:
             self.runs.append(asked.group_uid)
-            return await run(asked)
+            return pack_group(await run(asked))
 
         streams = StreamClient(self.settings.redis, "r", 1.0)
         dispatcher = Dispatcher(

@@ -25,12 +25,14 @@ from typing import Any, TypeVar
 from forage_common.errors import ForageError, UnavailableError
 from forage_common.settings import Settings
 from forage_common.streams.client import Entry, StreamClient
+from forage_common.streams.packing import pack_group, unpack_facts
 from forage_common.streams.prompt_identity import build_group, with_prompt_identity
 from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.tracing import SpanKind
 from forage_common.telemetry.waits import Wait, idling, waiting
-from forage_common.v1.trajectory_pb2 import Prompt, Status, Trajectory, TrajectoryGroup
+from forage_common.v1.packed_pb2 import PackedGroup
+from forage_common.v1.trajectory_pb2 import Prompt, Status, Trajectory
 from forage_rollout.background import supervise
 from forage_rollout.backpressure import Backpressure, Hold
 from forage_rollout.prompt_checks import MAX_SAMPLES
@@ -38,7 +40,7 @@ from forage_rollout.served import AskEngines, ServedPolicies
 
 log = get_logger()
 T = TypeVar("T")
-RunGroup = Callable[[Prompt], Awaitable[TrajectoryGroup]]
+RunGroup = Callable[[Prompt], Awaitable[PackedGroup]]
 WaitForServices = Callable[[], Awaitable[None]]
 BLOCK_S = 1.0
 RETRY_INTERVAL_S = 0.5
@@ -278,18 +280,19 @@ class Dispatcher:
             log.warning("prompt_released", group=prompt.group_uid, min_policy_version=prompt.min_policy_version)
             return
         group = await self._run_with_retries(prompt)
-        if any(trajectory.status != Status.STATUS_OK for trajectory in group.trajectories):
+        trajectories = unpack_facts(group).trajectories
+        if any(trajectory.status != Status.STATUS_OK for trajectory in trajectories):
             self._must_check_services = True
         with tracing.span("rollout.write", kind=SpanKind.PRODUCER) as writing:
-            group.traceparent = tracing.traceparent(writing) or group.traceparent
+            group.head.traceparent = tracing.traceparent(writing) or group.head.traceparent
             written = await self._write(entry, group)
             writing.set_attributes({"forage.duplicate": not written})
         if written:
             self.counts.groups_done += 1
-            log.info("group_done", group=group.group_uid, batch=group.batch, samples=len(group.trajectories))
+            log.info("group_done", group=prompt.group_uid, batch=prompt.batch, samples=len(trajectories))
         else:
             self.counts.groups_duplicated += 1
-            log.info("group_was_done_elsewhere", group=group.group_uid, batch=group.batch)
+            log.info("group_was_done_elsewhere", group=prompt.group_uid, batch=prompt.batch)
 
     def _find_problem(self, prompt: Prompt) -> str:
         """Find why a prompt cannot be worked on whatever is tried; empty if it can. Not only trainers write prompts."""
@@ -299,12 +302,12 @@ class Dispatcher:
             return f"reply_stream is {prompt.reply_stream[:200]!r}: expected a stream of groups of this run"
         return ""
 
-    async def _write(self, entry: Entry[Prompt], group: TrajectoryGroup) -> bool:
+    async def _write(self, entry: Entry[Prompt], group: PackedGroup) -> bool:
         """Write the group and acknowledge its prompt in one transaction; False where another worker has written it.
 
         Repeated until Redis takes it, whatever the error: without its group the prompt would be generated again.
         """
-        wait_s = RETRY_INTERVAL_S
+        wait_s, uid = RETRY_INTERVAL_S, entry.message.group_uid
         why = "without its group the prompt would be generated again"
         with waiting("finished groups to be written", on="redis", limit_s=None, why_unlimited=why) as wait:
             while True:
@@ -313,13 +316,13 @@ class Dispatcher:
                 except Exception as error:  # noqa: BLE001 - protects a finished group from an error nobody thought of
                     self.counts.writes_repeated += 1
                     detail = f"{type(error).__name__}: {error}"
-                    wait.detail = f"group {group.group_uid} cannot be written ({detail})"
-                    self._refusals[group.group_uid] = wait.detail
-                    log.error("group_not_written", group=group.group_uid, detail=detail, retry_s=wait_s)
+                    wait.detail = f"group {uid} cannot be written ({detail})"
+                    self._refusals[uid] = wait.detail
+                    log.error("group_not_written", group=uid, detail=detail, retry_s=wait_s)
                     await asyncio.sleep(wait_s)
                     wait_s = min(2 * wait_s, MAX_RETRY_INTERVAL_S)
                 else:
-                    self._refusals.pop(group.group_uid, None)
+                    self._refusals.pop(uid, None)
                     return written
 
     async def _wait_until_policy_served(self, prompt: Prompt) -> bool:
@@ -330,7 +333,7 @@ class Dispatcher:
         with waiting("the policy of a prompt", on="engine", limit_s=POLICY_TIMEOUT_S, detail=wanted):
             return await self._served.wait_until_served(prompt.min_policy_version, POLICY_TIMEOUT_S)
 
-    async def _run_with_retries(self, prompt: Prompt) -> TrajectoryGroup:
+    async def _run_with_retries(self, prompt: Prompt) -> PackedGroup:
         """Run a prompt again while engines fail under it; after `MAX_RUNS` the group fails with a status."""
         detail = ""
         for attempt in range(MAX_RUNS):
@@ -369,8 +372,7 @@ class Dispatcher:
                     return result
 
 
-def _build_failed_group(prompt: Prompt, detail: str) -> TrajectoryGroup:
+def _build_failed_group(prompt: Prompt, detail: str) -> PackedGroup:
     failed = Trajectory(status=Status.STATUS_INTERNAL, status_detail=detail)
-    return build_group(
-        prompt, [with_prompt_identity(failed, prompt, sample) for sample in range(max(0, prompt.samples))]
-    )
+    samples = [with_prompt_identity(failed, prompt, sample) for sample in range(max(0, prompt.samples))]
+    return pack_group(build_group(prompt, samples))

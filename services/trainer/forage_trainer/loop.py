@@ -160,6 +160,7 @@ class TrainingLoop:
         with self._hold():
             self._resume(start)
             policy = self._publish()
+        self._retry(self._streams.offer_payloads)
         self._acknowledge(self._version)
         held = self._batcher.start(max(self._version, self._replay_until))
         epoch = self._streams.epoch
@@ -291,6 +292,7 @@ class TrainingLoop:
 
     def _acknowledge(self, until: int) -> None:
         self._batcher.forget(self._pending.acknowledge(until), until)
+        self._retry(self._streams.delete_orphans)
 
     def _on_silence(self) -> None:
         if self._announced < self._version:

@@ -17,6 +17,7 @@ from forage_common.stop import Stop, Stopped
 from forage_common.streams.client import StreamClient
 from forage_common.streams.durability import require_durability
 from forage_common.streams.history import open_history
+from forage_common.streams.payloads import Payloads
 from forage_common.telemetry.health import Health, serve_health
 from forage_common.telemetry.logs import get_logger
 from forage_records.events import EventKind, EventLog
@@ -138,7 +139,8 @@ def _train(
     from forage_trainer.engine.policy_worker import PolicyWorker
     from forage_trainer.loop import TrainingLoop
 
-    streams = StreamClient(settings.redis, settings.run.id, CALL_TIMEOUT_S, open_history(settings.run, "trainer"))
+    history = open_history(settings.run, "trainer")
+    streams = StreamClient(settings.redis, settings.run.id, CALL_TIMEOUT_S, history, Payloads(settings))
     retry = RedisRetry(stop, health)
     retry(lambda: require_durability(streams, settings.redis))
     EnvironmentCheck(settings, streams, (train, validation), retry, stop)()

@@ -24,6 +24,8 @@ from forage_common.settings import (
     RedisSettings,
 )
 from forage_common.streams.client import StreamClient
+from forage_common.streams.packing import pack_group
+from forage_common.v1.packed_pb2 import PackedGroup
 from forage_common.v1.reward_pb2 import ScoreResponse
 from forage_common.v1.reward_pb2_grpc import RewardServicer, add_RewardServicer_to_server
 from forage_common.v1.trajectory_pb2 import (
@@ -83,11 +85,12 @@ async def run_dispatcher(parts: Parts) -> AsyncIterator[Front]:
     async def ask_engines() -> dict[str, Replica]:
         return {"engine": Replica(serving=Policy(version=1, epoch=1))}
 
+    async def run_packed(asked: Prompt) -> PackedGroup:
+        return pack_group(await parts.agent.run_group(asked))
+
     front = Front(parts)
     streams = StreamClient(settings.redis, "r", 1.0)
-    dispatcher = Dispatcher(
-        settings, streams, "one", parts.agent.run_group, ask_engines, partial(wait_for_services, settings)
-    )
+    dispatcher = Dispatcher(settings, streams, "one", run_packed, ask_engines, partial(wait_for_services, settings))
     task = asyncio.create_task(dispatcher.run())
     yield front
     task.cancel()

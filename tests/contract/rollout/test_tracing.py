@@ -20,9 +20,11 @@ from forage_common.clients.retriever import RetrieverClient
 from forage_common.clients.reward import RewardClient
 from forage_common.settings import RedisSettings, Settings, load_settings
 from forage_common.streams.client import StreamClient
+from forage_common.streams.packing import pack_group
 from forage_common.telemetry import tracing
 from forage_common.telemetry.otlp import Tracer
 from forage_common.v1 import retriever_pb2, retriever_pb2_grpc
+from forage_common.v1.packed_pb2 import PackedGroup
 from forage_common.v1.trajectory_pb2 import ChatMessage, GroundTruth, Policy, Prompt, Replica, Status, TrajectoryGroup
 from forage_rollout.agent import Agent
 from forage_rollout.dispatcher import Dispatcher
@@ -112,8 +114,11 @@ async def run_dispatcher(settings: Settings, streams: StreamClient) -> AsyncIter
     async def check_ready() -> None:
         pass
 
+    async def run_packed(asked: Prompt) -> PackedGroup:
+        return pack_group(await running.run_group(asked))
+
     running = make_agent(settings)
-    task = asyncio.create_task(Dispatcher(settings, streams, "one", running.run_group, ask_engines, check_ready).run())
+    task = asyncio.create_task(Dispatcher(settings, streams, "one", run_packed, ask_engines, check_ready).run())
     yield
     task.cancel()
     await asyncio.wait([task])

@@ -8,6 +8,7 @@ history must hold too.
 from __future__ import annotations
 
 import copy
+import math
 import os
 import shutil
 import tempfile
@@ -16,6 +17,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -36,8 +38,10 @@ from forage_cli.runs.operations import read_history
 from forage_common.errors import FencedError
 from forage_common.settings import Settings, load_settings
 from forage_common.stop import Stop
+from forage_common.streams import payloads
 from forage_common.streams.client import GROUP, Entry, StreamClient
 from forage_common.streams.history import open_history
+from forage_common.streams.payloads import FOLDER, Payloads
 from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import GroundTruth, Policy, Prompt
 from forage_records.questions import Question
@@ -84,7 +88,8 @@ class Trainer:
     weights: Weights = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.streams = StreamClient(self.settings.redis, "test", 2.0, open_history(self.settings.run, "trainer"))
+        history = open_history(self.settings.run, "trainer")
+        self.streams = StreamClient(self.settings.redis, "test", 2.0, history, Payloads(self.settings))
         retry, health = RedisRetry(Stop(), Health()), Health()
         self.kept = KeptGroups(self.settings.run.folder / "groups")
         self.feeder = Feeder(self.settings, self.streams, BATCHES, retry)
@@ -102,6 +107,7 @@ class Trainer:
         self.weights = copy.deepcopy(newest.weights)
         self.pending._pending = [step for step in newest.pending if step.step not in ledger]
         self.publish()
+        self.streams.offer_payloads()
         self.batcher.forget(self.pending.acknowledge(newest.step), newest.step)
         self.batcher.start(max(newest.step, self.replay_until))
 
@@ -156,11 +162,12 @@ class DeliveryMachine(RuleBasedStateMachine):
     server: RedisProcess
     folder: Path
 
-    @initialize(losses=st.booleans())
-    def begin(self, losses: bool) -> None:
+    @initialize(losses=st.booleans(), files=st.booleans())
+    def begin(self, losses: bool, files: bool) -> None:
         """
         Args:
             losses: whether groups may be lost in this walk. Where none are, none may be sampled a second time.
+            files: whether groups are in files beside Redis.
         """
         self.server.flush()
         shutil.rmtree(self.folder / "runs", ignore_errors=True)
@@ -168,12 +175,14 @@ class DeliveryMachine(RuleBasedStateMachine):
         overrides += [
             "run.record_history=true",
             "redis.reclaim_idle_s=0.001",
+            f"redis.inline_bytes={0 if files else 'null'}",
             "trainer.batch_timeout_s=0.02",
             f"data.train_batch_size={SIZE}",
             f"trainer.total_training_steps={STEPS}",
         ]
         self.settings = load_settings(None, overrides, {})
-        self.worker = StreamClient(self.settings.redis, "test", 2.0, open_history(self.settings.run, "worker"))
+        history = open_history(self.settings.run, "worker")
+        self.worker = StreamClient(self.settings.redis, "test", 2.0, history, Payloads(self.settings))
         self.worker.create_groups()
         self.torn = self.emptied = False
         self.losses = losses
@@ -322,7 +331,18 @@ class DeliveryMachine(RuleBasedStateMachine):
         redis = self.worker._redis
         if redis.xack(self.worker.prompts, GROUP, entry.id):
             redis.xdel(self.worker.prompts, entry.id)
-            redis.xadd(entry.message.reply_stream, {"m": b"\xff\xff"})
+            redis.xadd(entry.message.reply_stream, {"p": b"\xff\xff"})
+
+    @precondition(lambda self: self.losses and self.list_files())
+    @rule(index=st.integers(0, 9), is_deletion=st.booleans())
+    def damage_a_file(self, index: int, is_deletion: bool) -> None:
+        file = self.list_files()[index % len(self.list_files())]
+        with self.lose_data():
+            file.unlink() if is_deletion else file.write_bytes(b"?" + file.read_bytes()[1:])
+
+    def list_files(self) -> list[Path]:
+        """The files that groups are in."""
+        return sorted((self.settings.run.folder / FOLDER).glob("*/*"))
 
     @rule()
     def forget_claims(self) -> None:
@@ -390,6 +410,10 @@ class DeliveryMachine(RuleBasedStateMachine):
         trainer.batcher.clear()
         assert trainer.streams.count_backlog(trainer.streams.trajectories) == 0
         assert not trainer.validation.open_versions, "every wait ends"
+        with patch.object(payloads, "ORPHAN_S", -60.0):
+            trainer.streams._swept = -math.inf
+            trainer.streams.delete_orphans()
+        assert self.list_files() == []
         report = check_operations(read_history(self.settings.run.folder), Limits(SIZE, STEPS, max_staleness=1))
         assert report.violations == ()
         assert report.is_complete

@@ -19,7 +19,7 @@ import psutil
 import redis
 from s3_server import S3Server
 
-from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+from forage_common.v1.packed_pb2 import PackedGroup
 
 FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()"]
 PORTS = {"redis": 0, "retriever": 10, "reward": 21, "rollout": 31, "trainer": 41}
@@ -208,7 +208,7 @@ class Stack:
             rows: Any = self.redis.xrange(self.key("trajectories"), min=f"({int(moment * 1000)}-0", count=1)
         except redis.RedisError:
             return None
-        return int(TrajectoryGroup.FromString(rows[0][1][b"m"]).batch) if rows else None
+        return int(PackedGroup.FromString(rows[0][1][b"p"]).head.batch) if rows else None
 
     def list_leftovers(self) -> list[str]:
         """The command lines of processes of this run that still live."""

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import random
 import subprocess
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from forage_common.settings import load_settings
+from forage_common.streams.columns import compress, decompress
+from forage_common.streams.packing import pack_group
+from forage_common.v1.packed_pb2 import PackedFacts, PackedGroup, PackedTexts
 from forage_common.v1.trajectory_pb2 import (
     PolicySegment,
     Prompt,
@@ -26,6 +31,7 @@ from fuzz.services import MODEL, build_prompt
 from fuzz.targets import StreamTarget
 
 _PREFIX = "forage:{fuzz}:"
+M = TypeVar("M", bound=Message)
 _MAX_SAMPLES = 64
 """Of the prompts that are worked on: an engine of one process would take all of the time limit for more."""
 
@@ -47,7 +53,7 @@ def make_batches(folder: Path) -> StreamTarget:
 def generate_prompts(seed: int) -> Iterator[Input]:
     """Entries of the stream of prompts without end, the same for the same seed."""
     examples = [build_prompt(), build_prompt(token_ids=[1, 2, 3]), build_prompt(samples=2, environment="search")]
-    for one in _generate("stream-prompts", generate_payloads(Prompt, examples, seed), seed):
+    for one in _generate("stream-prompts", generate_payloads(Prompt, examples, seed), seed, "m"):
         yield one.with_parts(_make_bearable(one.parts[0]))
 
 
@@ -68,13 +74,41 @@ def generate_groups(seed: int) -> Iterator[Input]:
         TrajectoryGroup(run_id="fuzz", group_uid=f"q/train/{n}/0", batch=n, position=n % 2, trajectories=[trajectory])
         for n in (1, 2, 50)
     ]
-    yield from _generate("stream-groups", generate_payloads(TrajectoryGroup, examples, seed), seed)
+    plain = generate_payloads(TrajectoryGroup, examples, seed)
+    packed = generate_payloads(PackedGroup, [pack_group(group) for group in examples], seed)
+    inside = _generate_damaged_frames(examples, seed)
+    for kinds in zip(plain, packed, inside, strict=False):
+        for name, payload in zip(("m", "p", "p"), kinds, strict=True):
+            yield from _generate("stream-groups", iter([payload]), seed + zlib.crc32(payload), name)
 
 
-def _generate(wire: str, payloads: Iterator[bytes], seed: int) -> Iterator[Input]:
+def _generate_damaged_frames(groups: Sequence[TrajectoryGroup], seed: int) -> Iterator[bytes]:
+    """Packed groups whose frames are whole, with hostile or damaged messages in them, or columns of another length."""
+    chance = random.Random(seed + 2)
+    facts = generate_payloads(PackedFacts, [_unframe(pack_group(group).facts, PackedFacts) for group in groups], seed)
+    texts = generate_payloads(PackedTexts, [_unframe(pack_group(group).texts, PackedTexts) for group in groups], seed)
+    for own_facts, own_texts in zip(facts, texts, strict=False):
+        packed = pack_group(chance.choice(groups))
+        match chance.randrange(3):
+            case 0:
+                packed.facts = compress([own_facts])
+            case 1:
+                packed.texts = compress([own_texts])
+            case _:
+                packed.columns = compress([chance.randbytes(chance.randrange(64))])
+        if chance.random() < 0.1:
+            packed.stored.name = chance.choice((*ODD_TEXTS, "../../etc/passwd", "0-0123456789abcdef"))
+        yield packed.SerializeToString()
+
+
+def _unframe(frame: bytes, kind: type[M]) -> M:
+    return kind.FromString(decompress(frame, 2**20)) if frame else kind()
+
+
+def _generate(wire: str, payloads: Iterator[bytes], seed: int, field: str) -> Iterator[Input]:
     chance = random.Random(seed + 1)
     for payload in payloads:
-        name = chance.choice(ODD_TEXTS) or "x" if chance.random() < 0.03 else "m"
+        name = chance.choice(ODD_TEXTS) or "x" if chance.random() < 0.03 else field
         yield Input(wire, "entry", (payload,), name)
 
 

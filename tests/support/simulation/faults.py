@@ -22,6 +22,7 @@ _READS = {"hget", "hgetall", "xlen", "exists", "get", "ping", "xpending", "find_
 _READS |= {"xread", "function load", "unknown function", "memory usage"}
 _OF_REDIS = {"lost reply", "redis down", "redis lost", "redis tail lost", "out of reach"}
 _LOSSES = {"redis lost", "redis tail lost", "prompt deleted", "group deleted", "group garbled"}
+_LOSSES |= {"file damaged", "file deleted"}
 _PUBLISHED = "write policies/v"
 _CLAIMS = {"xreadgroup", "xautoclaim", "claim"}
 
@@ -168,6 +169,8 @@ class Faults:
                 damage_cache(world, self.programs.store, self._pick_cache())
             case "cache lost":
                 shutil.rmtree(self._pick_cache(), ignore_errors=True)
+            case "file damaged" | "file deleted":
+                self.programs.damage_group_file(is_deletion=fault.kind == "file deleted")
             case "policies refused":
                 self.programs.engines_refuse_until = world.now + fault.seconds
             case "storage down":

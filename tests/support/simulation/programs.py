@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from forage_common.errors import DiskFullError, FencedError, UserError
+from forage_common.files.durable import PARTIAL_PREFIX
 from forage_common.settings import Settings
 from forage_common.stop import Stop, Stopped
 from forage_common.streams.client import StreamClient
 from forage_common.streams.history import open_history
+from forage_common.streams.packing import pack_group
+from forage_common.streams.payloads import FOLDER, Payloads
 from forage_common.streams.prompt_identity import build_group, with_prompt_identity
 from forage_common.telemetry.health import Health
+from forage_common.v1.packed_pb2 import PackedGroup
 from forage_common.v1.trajectory_pb2 import (
     GroundTruth,
     Policy,
@@ -132,6 +136,20 @@ class Programs:
         self._stops[process] = _Stop(self.world)
         return process
 
+    def damage_group_file(self, is_deletion: bool) -> None:
+        """Damage or delete the file of a group, if there is one."""
+        folder = self.settings.run.folder / FOLDER
+        stored = sorted(name for name in self.store.files if "/groups/run/" in name and not name.endswith("/shared"))
+        files = sorted(file for file in folder.glob("*/*") if not file.name.startswith(PARTIAL_PREFIX))
+        if files:
+            file = self.world.random.choice(files)
+            file.unlink() if is_deletion else file.write_bytes(file.read_bytes()[:-1] + b"?")
+        elif stored:
+            name = self.world.random.choice(stored)
+            data = self.store.files.pop(name)
+            if not is_deletion:
+                self.store.files[name] = data[:-1] + b"?"
+
     def terminate(self, process: Process) -> None:
         """Send SIGTERM."""
         if process.name == "trainer":
@@ -147,7 +165,8 @@ class Programs:
         world.sleep(self.draw_seconds("start"))
         worker: Any = StubWorker(self)
         run, trainer, health = self.settings.run, self.settings.trainer, Health()
-        streams = StreamClient(self.settings.redis, run.id, CALL_TIMEOUT_S, open_history(run, "trainer"))
+        history = open_history(run, "trainer")
+        streams = StreamClient(self.settings.redis, run.id, CALL_TIMEOUT_S, history, Payloads(self.settings))
         stop = self._stops[process]
         retry, shifts = RedisRetry(stop, health), None
         try:
@@ -183,16 +202,17 @@ class Programs:
 
         def connect() -> StreamClient:
             history = open_history(settings.run, "rollout")
-            return StreamClient(settings.redis, settings.run.id, REDIS_TIMEOUT_S, history)
+            return StreamClient(settings.redis, settings.run.id, REDIS_TIMEOUT_S, history, Payloads(settings))
 
         streams = connect()
         names = [f"{process.name}-{process.started:.3f}-{i}" for i in range(self._engines)]
         # A client for each, as each is a process of its own: the history of a process knows one engine.
         engines = [_Engine(self, connect(), name, self.caches[process.name]) for name in names]
 
-        async def run_group(prompt: Prompt) -> TrajectoryGroup:
+        async def run_group(prompt: Prompt) -> PackedGroup:
             able = [engine for engine in engines if not engine.out_of_service] or engines
-            return await able[int(world.random.random() * len(able))].sample(prompt, self.draw_seconds("sample"))
+            engine = able[int(world.random.random() * len(able))]
+            return pack_group(await engine.sample(prompt, self.draw_seconds("sample")))
 
         async def ask_engines() -> dict[str, Replica]:
             return {engine.name: engine.follower.describe() for engine in engines}

@@ -11,7 +11,7 @@ import redis
 
 from forage_common.streams.connection import notice_lost_reply
 from forage_common.streams.functions import build_library
-from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+from forage_common.v1.packed_pb2 import PackedGroup
 from simulation.redis_store import Store
 from simulation.redis_streams import Stream
 from simulation.world import Process, Signal, World
@@ -72,15 +72,15 @@ class Server:
     def garble_group(self) -> None:
         """Replace the content of a group by what is no message."""
         if found := self._pick(is_prompt=False):
-            found[2][:] = [b"m", _GARBLED]
+            found[2][:] = [b"p", _GARBLED]
 
     def forge_group(self) -> None:
         """Add a copy of a group under the name of one that was never issued."""
         if (found := self._pick(is_prompt=False)) and found[2][1] != _GARBLED:
             key, _, fields = found
-            group = TrajectoryGroup.FromString(fields[1])
-            group.group_uid += "0"
-            self.store.execute("XADD", key, "*", "m", group.SerializeToString())
+            group = PackedGroup.FromString(fields[1])
+            group.head.group_uid += "0"
+            self.store.execute("XADD", key, "*", "p", group.SerializeToString())
             self._world.set(self.changed)
 
     def _pick(self, is_prompt: bool) -> tuple[bytes, tuple[int, int], list[bytes]] | None:

@@ -205,6 +205,9 @@ class Store(StreamCommands):
     def _hlen(self, key: bytes) -> int:
         return len(self._get_typed(key, dict))
 
+    def _hvals(self, key: bytes) -> list[bytes]:
+        return list(self._get_typed(key, dict).values())
+
     def _hkeys(self, key: bytes) -> list[bytes]:
         return list(self._get_typed(key, dict))
 

@@ -37,6 +37,8 @@ KINDS = (
     "cache lost",
     "policies refused",
     "storage down",
+    "file damaged",
+    "file deleted",
 )
 QUICK = {"start": (1.0, 20.0), "step": (0.1, 10.0), "sample": (0.2, 6.0), "load": (0.05, 5.0), "check": (0.01, 1.0)}
 QUICK |= {"write": (0.05, 4.0), "transfer": (0.01, 1.0), "patch": (0.01, 0.5), "move": (0.05, 3.0)}
@@ -78,6 +80,7 @@ class Scenario:
     has_storage: policies are copied to an object store. shard_bytes: of published policies; all is one tensor or both.
     shares_cache: all engines are on one machine.
     watch_freq: as of `trainer.watch_questions`.
+    has_files: groups are in files, in the object store if there is one.
     is_colocated: trainer and engines take turns on the same GPUs, whatever max_staleness and validation_mode say.
     ranges: shortest and longest seconds of each activity, drawn log-uniformly.
     """
@@ -103,12 +106,17 @@ class Scenario:
     faults: tuple[Fault, ...]
     is_colocated: bool = False
     watch_freq: int = 0
+    has_files: bool = False
 
     def build_settings(self, folder: Path) -> Settings:
         return Settings.model_validate(
             {
                 "run": {"id": "run", "dir": folder, "seed": self.seed, "record_history": True},
-                "redis": {"url": "redis://127.0.0.1:1/0"},
+                "redis": {
+                    "url": "redis://127.0.0.1:1/0",
+                    "inline_bytes": 0 if self.has_files else None,
+                    "payloads_url": "simulated://bucket/groups" if self.has_storage else "",
+                },
                 "model": {"path": folder / "model"},
                 "data": {"train_batch_size": self.batch_size},
                 "rollout": {"n": 2, "max_groups_in_flight": self.in_flight},
@@ -154,6 +162,9 @@ def draw_scenario(seed: int, kinds: Sequence[str] = KINDS) -> Scenario:
         kinds = [kind for kind in kinds if kind != "damaged checkpoint"] or ["crash after"]
     if not has_storage:
         kinds = [kind for kind in kinds if kind != "storage down"] or ["crash after"]
+    has_files = draw.random() < 0.5
+    if not has_files:
+        kinds = [kind for kind in kinds if not kind.startswith("file ")] or ["crash after"]
     count = min(6, int(draw.expovariate(0.5)) + 1)
     return Scenario(
         seed=seed,
@@ -177,6 +188,7 @@ def draw_scenario(seed: int, kinds: Sequence[str] = KINDS) -> Scenario:
         faults=tuple(_draw_fault(draw, commits, kinds) for _ in range(count)),
         is_colocated=draw.random() < 0.25,
         watch_freq=draw.choice((0, 2, 3)),
+        has_files=has_files,
     )
 
 

@@ -8,6 +8,7 @@ import logging
 import shutil
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from forage_cli.runs.history import Limits, check_operations
 from forage_cli.runs.operations import read_history
 from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
+from forage_common.streams.payloads import FOLDER, ORPHAN_S, Payloads
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_trainer.data.dataset import make_batches
 from simulation import machine
@@ -126,6 +128,8 @@ def _run(scenario: Scenario, folder: Path, is_traced: bool) -> Outcome:
         if not violations:
             probe = Process(world, "check", lambda: violations.extend(_check(settings, questions[0], scenario)) or 0)
             world.run(lambda: not probe.is_alive, world.now + 60.0)
+            probe = Process(world, "sweep", lambda: violations.extend(_check_files(settings, store)) or 0)
+            world.run(lambda: not probe.is_alive, world.now + 3 * ORPHAN_S)
             violations += world.failures
             violations += _check_history(settings)
             for cache in sorted(set(caches.values())):
@@ -202,6 +206,18 @@ def _check(settings: Settings, train: Any, scenario: Scenario) -> Iterator[str]:
     policy = streams.read_policy()
     if policy is None or policy.version != total:
         yield f"the announced policy is not that of step {total}"
+
+
+def _check_files(settings: Settings, store: ObjectStore) -> Iterator[str]:
+    """Find files of groups that are left once the orphans are old enough to be deleted."""
+    time.sleep(2 * ORPHAN_S)  # wait: on the virtual clock, which a fault may have set back by an hour
+    streams = StreamClient(settings.redis, settings.run.id, 4.0, payloads=Payloads(settings))
+    streams.epoch = streams.read_epoch()
+    streams.delete_orphans()
+    left = [str(file) for file in (settings.run.folder / FOLDER).glob("*/*")]
+    left += [name for name in store.files if "/groups/" in name and not name.endswith("/shared")]
+    if left:
+        yield f"files of groups are left: {left}"
 
 
 def _check_history(settings: Settings) -> Iterator[str]:

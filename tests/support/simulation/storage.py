@@ -92,6 +92,10 @@ class _FileSystem(AbstractFileSystem):
         self.current.transfer()
         self.current.change("write", rpath, lambda: self.current.put(rpath, data))
 
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+        self.current.transfer()
+        self.current.change("write", path, lambda: self.current.put(path, value))
+
     def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
         self.current.transfer()
         for name in [name for name in self.current.files if name.startswith(path.rstrip("/") + "/")]:

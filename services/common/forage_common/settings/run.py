@@ -81,6 +81,16 @@ class RedisSettings(Section):
         description="Memory of groups that wait in Redis above which no more prompts are issued; unset: half of the"
         " server's maxmemory; 0: no limit",
     )
+    inline_bytes: int | None = Field(
+        2**20,
+        ge=0,
+        description="Packed bytes of a group above which its tokens and texts go into a file beside Redis; null: never",
+    )
+    payloads_url: str = Field(
+        "",
+        description="Where these files are, as an fsspec URL that trainer and rollout service reach; empty: in the run's"
+        " folder, if they share it",
+    )
     require_durable: bool = Field(
         True,
         description="Refuse to train on a server that can lose acknowledged writes or evict keys; false: only warn",

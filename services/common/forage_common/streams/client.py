@@ -4,7 +4,7 @@ Rules (one Lua script each in `scripts/`, which Redis runs atomically and logs a
 
 - *issue*: a (batch, position, attempt) enters the prompts stream once, however often it is issued.
 - *finish*: a prompt is acknowledged and its group written together, or neither; if two workers claim one entry, the
-  first to finish wins.
+  first to finish wins. Groups are packed (`packing`); of a large one the entry has a reference to a file (`payloads`).
 - *acknowledge*: the groups of a step leave the stream, and the step enters the ledger, together.
 - *publish*: a policy replaces the current one; *set shift*: so does a shift at shared GPUs.
 
@@ -17,21 +17,27 @@ bounds what the streams hold. The entries of a worker that stops calling `keep_a
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable, Mapping
 
-from google.protobuf.message import DecodeError, Message
-
+from forage_common.streams.entries import Entry
+from forage_common.streams.groups import VALIDATION, GroupStreams
 from forage_common.streams.history import recorded
 from forage_common.streams.prompt_identity import Issue
-from forage_common.streams.run_keys import GROUP, RunKeys
-from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, Replica, Shift, TrajectoryGroup
+from forage_common.streams.run_keys import GROUP
+from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, Replica, Shift
 
-_FIELD = b"m"
-_RECLAIM_SCAN = 64
-_PENDING_PAGE = 1000
-_REJECTED_KEPT, _REJECTED_BYTES = 1000, 16_384
+__all__ = [
+    "ANNOUNCED",
+    "ENVIRONMENTS_SILENCE_S",
+    "GROUP",
+    "LIVELY_S",
+    "NEVER",
+    "REPLICA_SILENCE_S",
+    "SERVED",
+    "VALIDATION",
+    "Entry",
+    "StreamClient",
+]
 REPLICA_SILENCE_S = 60
 """A replica that gave no sign of life for so long is gone."""
 LIVELY_S = 15
@@ -42,39 +48,10 @@ ENVIRONMENTS_SILENCE_S = 15
 ANNOUNCED, SERVED = "announced", "served"
 """Streams with an entry for the last change alone: see `StreamClient.await_change`."""
 NEVER = b"0"
-VALIDATION = "validation-"
-"""Begins the names of the streams to which groups of validations are written."""
-M = TypeVar("M", bound=Message)
 
 
-@dataclass(frozen=True)
-class Entry(Generic[M]):
-    """A message claimed from a stream and not yet acknowledged."""
-
-    id: bytes
-    message: M
-
-
-class StreamClient(RunKeys):
+class StreamClient(GroupStreams):
     """One run's streams and keys."""
-
-    def open_replies(self, stream: str, batch: int) -> None:
-        """Create a reply stream; if it did not exist, what was issued for it is issued again."""
-        self._run("create_group", [stream, self._issue_table(stream, batch)], GROUP)
-
-    def is_reply_stream(self, name: str) -> bool:
-        """Whether groups of this run may be written to a key that a prompt names; empty: that of trajectories."""
-        return name in ("", self.trajectories) or name.startswith(self.key(VALIDATION))
-
-    @recorded
-    def close_replies(self, stream: str, batch: int) -> None:
-        """Delete a reply stream and the table of what was issued for it.
-
-        Raises:
-            FencedError: a later trainer has taken over; so do `issue`, `reclaim_groups`, `acknowledge`, `discard`,
-                `prune` and `publish`.
-        """
-        self._run_fenced("close_stream", [stream, self._issue_table(stream, batch)])
 
     # Prompts: the trainer issues them, the rollout service claims and finishes them.
 
@@ -140,15 +117,6 @@ class StreamClient(RunKeys):
         if claimed := list(ids):
             self._call(self._redis.xclaim, self.prompts, GROUP, consumer, 0, claimed, justid=True)
 
-    @recorded
-    def finish(self, entry: Entry[Prompt], group: TrajectoryGroup) -> bool:
-        """Acknowledge a prompt and write its group, atomically.
-
-        False if another worker has finished it, or nobody waits for the group any more.
-        """
-        keys = [self.prompts, entry.message.reply_stream or self.trajectories, self.trajectories]
-        return int(self._run("finish", keys, GROUP, entry.id, group.SerializeToString())) == 1
-
     def declare_environments(self, environments: Mapping[str, str]) -> None:
         """Say which environment data sources get from the rollout service; repeat it every few seconds."""
         declared = json.dumps(environments)
@@ -166,53 +134,6 @@ class StreamClient(RunKeys):
     def read_dtype(self) -> str:
         """Read what the engines compute in; empty before any said so."""
         return (self._call(self._redis.get, self.key("dtype")) or b"").decode()
-
-    # Groups: the rollout service writes them, the trainer claims and acknowledges them.
-
-    @recorded
-    def claim_groups(self, stream: str, count: int, block_s: float) -> list[Entry[TrajectoryGroup]]:
-        """Claim new groups; wait up to `block_s` for the first.
-
-        Raises:
-            FencedError: a later trainer has taken over. It reclaims what was claimed here.
-        """
-        entries = self._claim(stream, TrajectoryGroup, self._trainer, count, block_s)
-        self.check_epoch()
-        return entries
-
-    @recorded
-    def reclaim_groups(self, stream: str, known: Collection[bytes]) -> list[Entry[TrajectoryGroup]]:
-        """Claim groups that are claimed and not acknowledged, except those that the caller knows.
-
-        They were claimed by an earlier process of the trainer, or their delivery to this one was lost.
-        """
-        entries: list[Entry[TrajectoryGroup]] = []
-        begin = "-"
-        while page := self._call(self._redis.xpending_range, stream, GROUP, begin, "+", _PENDING_PAGE):
-            ids = [row["message_id"] for row in page if row["message_id"] not in known]
-            for i in range(0, len(ids), _RECLAIM_SCAN):
-                rows = self._run_fenced("reclaim", [stream], GROUP, self._trainer, *ids[i : i + _RECLAIM_SCAN])
-                pairs = [(id, dict(zip(f[::2], f[1::2], strict=True))) for id, f in filter(None, rows)]
-                entries += self._decode(stream, TrajectoryGroup, pairs)
-            begin = "(" + page[-1]["message_id"].decode()
-        return entries
-
-    @recorded
-    def acknowledge(self, ledger: LedgerEntry, ids: Sequence[bytes]) -> None:
-        """Remove a step's groups from the stream and record the step in the ledger, atomically."""
-        table = self._issue_table(self.trajectories, ledger.step)
-        keys = [self.trajectories, self.key("ledger"), table, self.key("issued")]
-        self._run_fenced("acknowledge", keys, GROUP, str(ledger.step), ledger.SerializeToString(), *ids)
-
-    @recorded
-    def discard(self, stream: str, ids: Sequence[bytes]) -> None:
-        """Remove groups that are never trained on, stale or superseded ones, or the prompts of such groups."""
-        self._run_fenced("discard", [stream], GROUP, *ids)
-
-    @recorded
-    def reject(self, stream: str, id: bytes, content: bytes) -> None:
-        """Remove an entry that nobody can use; its beginning is kept for diagnosis."""
-        self._run("reject", [stream, self.key("rejected")], GROUP, id, content[:_REJECTED_BYTES], _REJECTED_KEPT)
 
     def read_ledger(self) -> dict[int, LedgerEntry]:
         """Read the ledger: step → the groups it consumed."""
@@ -305,41 +226,8 @@ class StreamClient(RunKeys):
         found = self._call(self._redis.xread, {self.key(stream): seen}, block=self._to_block_ms(block_s))
         return next((rows[-1][0] for _, rows in found or []), NEVER)  # a server that lost its data counts anew
 
-    @property
-    def _trainer(self) -> str:
-        """The trainer's consumer: each has its own, so that an old one cannot take its successor's entries."""
-        return f"trainer-{self.epoch}"
-
-    def _issue_table(self, stream: str, batch: int) -> str:
-        return self.key(f"issued:{stream.removeprefix(self._prefix)}:{batch}")
-
     def _read_hash(self, name: str) -> dict[str, bytes]:
         return {field.decode(): value for field, value in self._call(self._redis.hgetall, self.key(name)).items()}
-
-    def _claim(self, stream: str, kind: type[M], who: str, count: int, block_s: float, id: str = ">") -> list[Entry[M]]:
-        block = self._to_block_ms(block_s)
-        found = self._call(self._redis.xreadgroup, GROUP, who, {stream: id}, count=count, block=block)
-        return [entry for _, rows in found or [] for entry in self._decode(stream, kind, rows)]
-
-    def _reclaim(self, stream: str, kind: type[M], consumer: str, count: int, idle_s: float) -> list[Entry[M]]:
-        entries: list[Entry[M]] = []
-        cursor = b"0-0"
-        while len(entries) < count:
-            idle_ms, wanted = int(idle_s * 1000), min(_RECLAIM_SCAN, count - len(entries))
-            cursor, rows = self._call(self._redis.xautoclaim, stream, GROUP, consumer, idle_ms, cursor, wanted)[:2]
-            entries += self._decode(stream, kind, rows)
-            if cursor == b"0-0":
-                break
-        return entries
-
-    def _decode(self, stream: str, kind: type[M], rows: Sequence[Any]) -> list[Entry[M]]:
-        entries = []
-        for id, fields in rows:
-            try:
-                entries.append(Entry(id, kind.FromString(fields[_FIELD])))
-            except (DecodeError, KeyError, TypeError):
-                self.reject(stream, id, repr(fields).encode())  # no worker could ever finish it
-        return entries
 
 
 def _parse_place(place: bytes | str) -> tuple[int, int]:

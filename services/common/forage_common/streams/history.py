@@ -24,6 +24,7 @@ from forage_common.errors import FencedError
 from forage_common.settings import RunSettings
 from forage_common.streams.connection import count_lost_replies
 from forage_common.telemetry.logs import get_logger
+from forage_common.v1.packed_pb2 import PackedGroup
 from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, TrajectoryGroup
 
 FOLDER = "history"
@@ -164,7 +165,11 @@ def _describe_group(group: TrajectoryGroup) -> Fields:
     return {**place, "uid": group.group_uid}
 
 
-def _describe_finish(entry: Any, group: TrajectoryGroup) -> Fields:
+def _describe_finish(entry: Any, group: TrajectoryGroup | PackedGroup) -> Fields:
+    if isinstance(group, PackedGroup):
+        from forage_common.streams.packing import unpack_facts
+
+        group = unpack_facts(group)
     versions = [sorted({(s.version, s.epoch) for s in t.segments}) for t in group.trajectories]
     stream = _shorten(entry.message.reply_stream) or "trajectories"
     return {"entry": entry.id.decode(), "stream": stream, **_describe_group(group), "versions": versions}

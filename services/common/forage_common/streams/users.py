@@ -102,7 +102,8 @@ RIGHTS: Mapping[Role, Rights] = {
         ),
         scripts=(
             *("acknowledge", "acquire_epoch", "close_stream", "create_group", "discard", "find_absent", "issue"),
-            *("prune", "publish", "read_replicas", "reclaim", "reject", "replace_shift", "set_shift", "touch"),
+            *("list_stored", "prune", "publish", "read_replicas", "reclaim", "reject", "replace_shift", "set_shift"),
+            "touch",
         ),
         writes=_ALL_KEYS,
     ),
@@ -119,7 +120,7 @@ RIGHTS: Mapping[Role, Rights] = {
         ),
         reads=_ALL_KEYS,
         writes=(
-            *("prompts", "trajectories", "validation-*", "rejected"),
+            *("prompts", "trajectories", "validation-*", "stored:*", "rejected"),
             *("replicas", "alive", "served", "announced", "shift"),
             *("environments", "dtype", "writes"),
         ),

@@ -10,10 +10,12 @@ from ray.serve.handle import DeploymentHandle
 from forage_common.clients.retriever import RetrieverClient
 from forage_common.clients.reward import RewardClient
 from forage_common.settings import Settings
+from forage_common.streams.packing import pack_group
+from forage_common.streams.texts import leave_out_texts
 from forage_common.telemetry import tracing
 from forage_common.telemetry.waits import list_waits
 from forage_common.v1.rollout_pb2 import RunStreamResponse
-from forage_common.v1.trajectory_pb2 import Prompt
+from forage_common.v1.trajectory_pb2 import Prompt, TrajectoryGroup
 from forage_rollout.agent import Agent
 from forage_rollout.deployments.engine import RemoteEngine
 from forage_rollout.deployments.replica import CheckPace, build_process_name, call_replica, start_process
@@ -32,15 +34,29 @@ class AgentDeployment:
         self._check_pace = CheckPace()
         self._engine = engine
         self._agent: Agent | None = None
+        self._codec = FileTokenizer(self._settings.model.path)
         self._creating = asyncio.Lock()
         self._version_tokens = VersionTokens()
 
     async def run_group(self, prompt: bytes) -> bytes:
         """Run a serialized `Prompt`; returns its serialized `TrajectoryGroup`."""
+        return (await self._run_group(prompt)).SerializeToString()
+
+    async def pack_group(self, prompt: bytes) -> bytes:
+        """Run a serialized `Prompt`; returns its serialized `PackedGroup`, without texts that its tokens imply."""
+        group = await self._run_group(prompt)
+        return await asyncio.to_thread(self._pack, group)
+
+    async def _run_group(self, prompt: bytes) -> TrajectoryGroup:
         agent = await self._get_agent()
         group = await agent.run_group(Prompt.FromString(prompt))
         self._version_tokens.add_group(group)
-        return group.SerializeToString()
+        return group
+
+    def _pack(self, group: TrajectoryGroup) -> bytes:
+        for trajectory in group.trajectories:
+            leave_out_texts(trajectory, self._codec.decode)
+        return pack_group(group).SerializeToString()
 
     async def stream_group(self, prompt: bytes) -> AsyncGenerator[bytes, None]:
         """Run a serialized `Prompt`; yields each serialized `RunStreamResponse` at once, the group last."""
@@ -83,7 +99,7 @@ class AgentDeployment:
                     RemoteEngine(self._engine, settings.rollout.weights.update == "drain"),
                     RetrieverClient.from_settings(settings, settings.rollout.retrieve_timeout_s),
                     RewardClient(settings),
-                    FileTokenizer(settings.model.path),
+                    self._codec,
                     await call_replica(self._engine.get_end_of_turn),
                     self._replica,
                 )

@@ -11,9 +11,11 @@ from ray.serve.handle import DeploymentHandle
 from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
 from forage_common.streams.history import open_history
+from forage_common.streams.payloads import Payloads
 from forage_common.telemetry import tracing
 from forage_common.telemetry.waits import list_waits
-from forage_common.v1.trajectory_pb2 import Prompt, Replica, TrajectoryGroup
+from forage_common.v1.packed_pb2 import PackedGroup
+from forage_common.v1.trajectory_pb2 import Prompt, Replica
 from forage_rollout.background import supervise
 from forage_rollout.backpressure import REASONS
 from forage_rollout.deployments.readiness import wait_for_services
@@ -33,15 +35,14 @@ class DispatcherDeployment:
         self._replica = build_process_name()
         self._check_pace = CheckPace()
 
-        async def run_group(prompt: Prompt) -> TrajectoryGroup:
-            return TrajectoryGroup.FromString(await agent.run_group.remote(prompt.SerializeToString()))
+        async def run_group(prompt: Prompt) -> PackedGroup:
+            return PackedGroup.FromString(await agent.pack_group.remote(prompt.SerializeToString()))
 
         async def ask_engines() -> dict[str, Replica]:
             return {name: Replica.FromString(word) for name, word in await broadcast(engine, "describe_replica")}
 
-        streams = StreamClient(
-            settings.redis, settings.run.id, REDIS_TIMEOUT_S, open_history(settings.run, "dispatcher")
-        )
+        history = open_history(settings.run, "dispatcher")
+        streams = StreamClient(settings.redis, settings.run.id, REDIS_TIMEOUT_S, history, Payloads(settings))
         self._dispatcher = Dispatcher(
             settings,
             streams,

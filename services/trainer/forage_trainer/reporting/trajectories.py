@@ -19,6 +19,7 @@ from forage_records.trajectory_file import explain_failure
 from forage_trainer.data.batcher import Batch
 from forage_trainer.data.selection import LEFT_OUT, Selection, is_valid
 from forage_trainer.data.tensors import StepTensors
+from forage_trainer.data.texts import TextReader
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class StepFiles:
         self._keep = settings.trainer.rollout_data_to_keep
         self._min_samples = settings.trainer.algorithm.adv_estimator.min_samples
         self._end_of_turn = read_end_of_turn(settings.model.path)
+        self._texts = TextReader(settings.model.path)
 
     def is_kept(self, step: int) -> bool:
         """Whether this step's trajectories are kept."""
@@ -82,6 +84,7 @@ class StepFiles:
             DiskFullError: there is no room.
         """
         file = step_file_path(self._folder, step)
+        self._texts.restore(chain.from_iterable(group.trajectories for group in record.groups))
         fates = list_fates(record, self._min_samples, late)
         with durable.detect_full_disk(file):
             write_step(file, self._end_of_turn, build_rows(step, record, fates), fates)

@@ -24,6 +24,7 @@ from forage_trainer.data.arrivals import Arrivals, Entries, Receiver
 from forage_trainer.data.batcher import LOG_INTERVAL_S, BatchTimeoutError
 from forage_trainer.data.dataset import SOURCES
 from forage_trainer.data.feeder import ISSUED
+from forage_trainer.data.texts import TextReader
 from forage_trainer.files import write_json, write_text
 from forage_trainer.reporting.progress import Phase, StateFile
 from forage_trainer.validation.answers import StoredAnswers
@@ -102,6 +103,7 @@ class Validation:
         self._check = check
         self._most_outstanding = settings.data.train_batch_size * settings.rollout.n
         self._folder = settings.run.folder / "validation"
+        self._texts = TextReader(settings.model.path)
         self._open: _Evaluation | None = None
         self._restored: dict[str, Any] = {}
 
@@ -269,6 +271,7 @@ class Validation:
 
     def _take(self, evaluation: _Evaluation, groups: Iterable[TrajectoryGroup]) -> None:
         for group in groups:
+            self._texts.restore(group.trajectories)
             if group.position < len(self._questions):
                 evaluation.answers.setdefault(group.position, self._find_answer(evaluation, group))
                 evaluation.outstanding.discard(group.position)

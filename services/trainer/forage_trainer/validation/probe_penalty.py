@@ -18,6 +18,7 @@ from forage_common.settings import Settings
 from forage_common.v1.trajectory_pb2 import Policy, Status, Trajectory
 from forage_probe import metrics as probe_metrics
 from forage_probe.prober import ProbePlan
+from forage_trainer.data.texts import TextReader
 from forage_trainer.validation.prober import Purpose, TrainingProber
 
 
@@ -46,6 +47,7 @@ class ProbePenalty:
         """
         penalty = settings.trainer.algorithm.probe_penalty
         self._coefficient = penalty.coef
+        self._texts = TextReader(settings.model.path)
         self._per_group = penalty.trajectories_per_group
         plan = ProbePlan(penalty.points, penalty.samples, settings.run.seed)
         self._prober = TrainingProber(settings, plan, Purpose.PENALTY, penalty.timeout_s, every_turn=False)
@@ -60,6 +62,7 @@ class ProbePenalty:
             check: called periodically; may raise to end the work.
         """
         chosen = _select_first(rows, self._per_group)
+        self._texts.restore(chosen)
 
         async def sample() -> Sequence[Trajectory]:
             return chosen

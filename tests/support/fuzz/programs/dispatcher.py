@@ -14,8 +14,10 @@ from rollout_backend import AgentBackend, LineEngine
 
 from forage_common.settings import load_settings
 from forage_common.streams.client import StreamClient
+from forage_common.streams.packing import pack_group
 from forage_common.telemetry.logs import configure_logs
-from forage_common.v1.trajectory_pb2 import Policy, Replica
+from forage_common.v1.packed_pb2 import PackedGroup
+from forage_common.v1.trajectory_pb2 import Policy, Prompt, Replica
 from forage_rollout.dispatcher import Dispatcher
 from forage_rollout.loop.tokens import FileTokenizer
 from fuzz.programs.forgetful import Forgetful
@@ -34,6 +36,9 @@ async def main(url: str, config: str) -> None:
     engine.asked = Forgetful()
     agent = AgentBackend(settings, engine)
 
+    async def run_group(prompt: Prompt) -> PackedGroup:
+        return pack_group(await agent.run_group(prompt))
+
     async def ask_engines() -> dict[str, Replica]:
         return {"engine": Replica(serving=_SERVED)}
 
@@ -41,7 +46,7 @@ async def main(url: str, config: str) -> None:
         pass
 
     streams.acknowledge_policy("engine", Replica(serving=_SERVED))
-    dispatcher = Dispatcher(settings, streams, "fuzzed", agent.run_group, ask_engines, wait_for_services)
+    dispatcher = Dispatcher(settings, streams, "fuzzed", run_group, ask_engines, wait_for_services)
     server = redis.asyncio.Redis.from_url(url)
     await server.set("fuzz:ready", 1)
     async with asyncio.TaskGroup() as tasks:

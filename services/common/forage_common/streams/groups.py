@@ -1,0 +1,232 @@
+"""Groups on the streams: the rollout service writes them, the trainer claims and acknowledges them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeAlias
+
+from google.protobuf.message import DecodeError
+
+from forage_common.errors import UnavailableError
+from forage_common.settings import RedisSettings
+from forage_common.streams.entries import RECLAIM_SCAN, Entry, EntryStreams
+from forage_common.streams.history import History, recorded
+from forage_common.streams.payloads import ORPHAN_S, PayloadLostError, Payloads
+from forage_common.streams.run_keys import GROUP
+from forage_common.telemetry.logs import get_logger
+from forage_common.v1.packed_pb2 import PackedGroup
+from forage_common.v1.trajectory_pb2 import LedgerEntry, Prompt, TrajectoryGroup
+
+_PACKED, _PLAIN = b"p", b"m"
+"""Fields of an entry: a PackedGroup, or a TrajectoryGroup as earlier versions wrote it."""
+_PENDING_PAGE = 1000
+_SWEEP_S = ORPHAN_S / 4
+VALIDATION = "validation-"
+"""Begins the names of the streams to which groups of validations are written."""
+Unpack: TypeAlias = Callable[[Sequence[PackedGroup]], Sequence[TrajectoryGroup | DecodeError]]
+"""Unpacks groups side by side, each into a group or the error that says why it is none."""
+
+
+class GroupStreams(EntryStreams):
+    """The streams of one run that carry groups."""
+
+    def __init__(
+        self,
+        settings: RedisSettings,
+        run_id: str,
+        patience_s: float = 60.0,
+        history: History | None = None,
+        payloads: Payloads | None = None,
+        unpack: Unpack | None = None,
+    ) -> None:
+        """
+        Args:
+            payloads: files for large groups; None: this client writes all into Redis, and reads no file.
+            unpack: makes of packed groups what claims return; None: whole groups, one after the other.
+        """
+        super().__init__(settings, run_id, patience_s, history)
+        self._payloads = payloads
+        self._unpack = unpack or _unpack_all
+        self._unread: dict[str, list[Any]] = {}  # rows of a stream whose files could not be read yet
+        self._swept = -math.inf
+        self._has_warned = False
+
+    def open_replies(self, stream: str, batch: int) -> None:
+        """Create a reply stream; if it did not exist, what was issued for it is issued again."""
+        self._run("create_group", [stream, self._issue_table(stream, batch)], GROUP)
+
+    def is_reply_stream(self, name: str) -> bool:
+        """Whether groups of this run may be written to a key that a prompt names; empty: that of trajectories."""
+        return name in ("", self.trajectories) or name.startswith(self.key(VALIDATION))
+
+    @recorded
+    def close_replies(self, stream: str, batch: int) -> None:
+        """Delete a reply stream and the table of what was issued for it.
+
+        Raises:
+            FencedError: a later trainer has taken over; so do `issue`, `reclaim_groups`, `acknowledge`, `discard`,
+                `prune`, `delete_orphans` and `publish`.
+        """
+        keys = [stream, self._issue_table(stream, batch), self._stored_table(stream)]
+        self._delete_payloads(stream, self._run_fenced("close_stream", keys))
+
+    @recorded
+    def finish(self, entry: Entry[Prompt], group: TrajectoryGroup | PackedGroup) -> bool:
+        """Acknowledge a prompt and write its group, atomically.
+
+        False if another worker has finished it, or nobody waits for the group any more.
+        """
+        from forage_common.streams.packing import pack_group
+
+        stream = entry.message.reply_stream or self.trajectories
+        packed = group if isinstance(group, PackedGroup) else pack_group(group)
+        packed = self._store(stream, packed) or packed
+        name = packed.stored.name
+        keys = [self.prompts, stream, self.trajectories, self._stored_table(stream)]
+        written = int(self._run("finish", keys, GROUP, entry.id, packed.SerializeToString(), name)) == 1
+        if name and not written:
+            self._delete_payloads(stream, [name.encode()])
+        return written
+
+    @recorded
+    def claim_groups(self, stream: str, count: int, block_s: float) -> list[Entry[TrajectoryGroup]]:
+        """Claim new groups; wait up to `block_s` for the first.
+
+        Raises:
+            FencedError: a later trainer has taken over. It reclaims what was claimed here.
+        """
+        entries = self._read_groups(stream, self._read_new(stream, self._trainer, count, block_s))
+        self.check_epoch()
+        return entries
+
+    @recorded
+    def reclaim_groups(self, stream: str, known: Collection[bytes]) -> list[Entry[TrajectoryGroup]]:
+        """Claim groups that are claimed and not acknowledged, except those that the caller knows.
+
+        They were claimed by an earlier process of the trainer, or their delivery to this one was lost.
+        """
+        entries: list[Entry[TrajectoryGroup]] = []
+        begin = "-"
+        while page := self._call(self._redis.xpending_range, stream, GROUP, begin, "+", _PENDING_PAGE):
+            ids = [row["message_id"] for row in page if row["message_id"] not in known]
+            for i in range(0, len(ids), RECLAIM_SCAN):
+                rows = self._run_fenced("reclaim", [stream], GROUP, self._trainer, *ids[i : i + RECLAIM_SCAN])
+                pairs = [(id, dict(zip(f[::2], f[1::2], strict=True))) for id, f in filter(None, rows)]
+                entries += self._read_groups(stream, pairs)
+            begin = "(" + page[-1]["message_id"].decode()
+        return entries
+
+    @recorded
+    def acknowledge(self, ledger: LedgerEntry, ids: Sequence[bytes]) -> None:
+        """Remove a step's groups from the stream and record the step in the ledger, atomically."""
+        stream = self.trajectories
+        table, stored = self._issue_table(stream, ledger.step), self._stored_table(stream)
+        keys = [stream, self.key("ledger"), table, self.key("issued"), stored]
+        names = self._run_fenced("acknowledge", keys, GROUP, str(ledger.step), ledger.SerializeToString(), *ids)
+        self._delete_payloads(stream, names)
+
+    @recorded
+    def discard(self, stream: str, ids: Sequence[bytes]) -> None:
+        """Remove groups that are never trained on, stale or superseded ones, or the prompts of such groups."""
+        names = self._run_fenced("discard", [stream, self._stored_table(stream)], GROUP, *ids)
+        self._delete_payloads(stream, names)
+
+    # Files of large groups, see `payloads`.
+
+    def offer_payloads(self) -> None:
+        """Let writers use files: announce how they recognise the place from which this trainer reads them."""
+        if self._payloads is not None:
+            self._call(self._redis.set, self.key("payloads"), self._payloads.offer())
+
+    def delete_orphans(self) -> None:
+        """Delete old files that no entry names; does nothing where it did so a short time ago."""
+        if self._payloads is None or time.monotonic() - self._swept < _SWEEP_S:
+            return
+        # First the files, then the entries: what is written between the two is young.
+        for name, old in self._payloads.list_old().items():
+            stream = self.key(name)
+            named = self._run_fenced("list_stored", [stream, self._stored_table(stream)])
+            self._payloads.delete(name, old - {one.decode() for one in named})
+        self._swept = time.monotonic()
+
+    def _store(self, stream: str, packed: PackedGroup) -> PackedGroup | None:
+        """Write a group that is too large for Redis into a file; None where it is not, or cannot be."""
+        payloads = self._payloads
+        if payloads is None or payloads.inline_bytes is None:
+            return None
+        if len(packed.columns) + len(packed.texts) <= payloads.inline_bytes:
+            return None
+        mark = (self._call(self._redis.get, self.key("payloads")) or b"").decode()
+        if payloads.shares(mark):
+            return payloads.put(self._shorten(stream), packed)
+        if mark and not self._has_warned:
+            self._has_warned = True
+            get_logger().warning("payloads_not_shared", place=payloads.where, remedy="set redis.payloads_url")
+        return None
+
+    def _delete_payloads(self, stream: str, names: Sequence[bytes]) -> None:
+        if names and self._payloads is not None:
+            self._payloads.delete(self._shorten(stream), [name.decode() for name in names])
+
+    def _read_groups(self, stream: str, rows: Sequence[Any]) -> list[Entry[TrajectoryGroup]]:
+        """Read entries, those first whose files could not be read before; what is no group is rejected.
+
+        Raises:
+            UnavailableError: the file of the first one cannot be read now. It is kept for the next call.
+        """
+        rows = [*self._unread.pop(stream, ()), *rows]
+        found: list[tuple[bytes, PackedGroup]] = []
+        for place, (id, fields) in enumerate(rows):
+            try:
+                found.append((id, self._read_packed(stream, fields)))
+            except (DecodeError, KeyError, TypeError):
+                self.reject(stream, id, repr(fields).encode())  # no trainer could ever use it
+            except PayloadLostError as error:
+                get_logger().warning("payload_lost", stream=self._shorten(stream), detail=str(error))
+                self.reject(stream, id, repr(fields).encode())  # it is found lost, and issued again
+            except UnavailableError:
+                self._unread[stream] = rows[place:]
+                if not found:
+                    raise
+                break
+        entries = []
+        for (id, packed), group in zip(found, self._unpack([packed for _, packed in found]), strict=True):
+            if isinstance(group, DecodeError):
+                self.reject(stream, id, packed.SerializeToString())
+            else:
+                entries.append(Entry(id, group))
+        return entries
+
+    def _read_packed(self, stream: str, fields: dict[bytes, bytes]) -> PackedGroup:
+        from forage_common.streams.packing import pack_group
+
+        if _PLAIN in fields:
+            return pack_group(TrajectoryGroup.FromString(fields[_PLAIN]))
+        packed = PackedGroup.FromString(fields[_PACKED])
+        if packed.HasField("stored"):
+            if self._payloads is None:
+                raise PayloadLostError("this reader has no folder of payloads")
+            self._payloads.fetch(self._shorten(stream), packed)
+        return packed
+
+    @property
+    def _trainer(self) -> str:
+        """The trainer's consumer: each has its own, so that an old one cannot take its successor's entries."""
+        return f"trainer-{self.epoch}"
+
+    def _issue_table(self, stream: str, batch: int) -> str:
+        return self.key(f"issued:{self._shorten(stream)}:{batch}")
+
+
+def _unpack_all(packed: Sequence[PackedGroup]) -> list[TrajectoryGroup | DecodeError]:
+    from forage_common.streams.packing import unpack_group
+
+    groups: list[TrajectoryGroup | DecodeError] = []
+    for one in packed:
+        try:
+            groups.append(unpack_group(one))
+        except DecodeError as error:
+            groups.append(error)
+    return groups
