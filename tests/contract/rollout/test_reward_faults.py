@@ -30,6 +30,7 @@ from forage_common.v1.reward_pb2 import ScoreResponse
 from forage_common.v1.reward_pb2_grpc import RewardServicer, add_RewardServicer_to_server
 from forage_common.v1.trajectory_pb2 import (
     Policy,
+    Prompt,
     Replica,
     Status,
     TrajectoryGroup,

@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 from forage_common.files import durable
-from forage_common.streams import functions
+from forage_common.streams import functions, payloads
 from forage_common.streams.client import StreamClient
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_policies import cache
@@ -212,6 +212,24 @@ BROKEN_RULES = (
             (Publisher, "is_damaged", lambda _: False), (Refusals, "is_to_be_published_again", lambda _: False)
         ),
         {"rollouts": 1},
+    ),
+    BrokenRule(
+        "the file of a group is whole before an entry names it",
+        _CRASHES,
+        lambda: _replace((payloads._Folder, "write", lambda *_: None), (payloads.Payloads, "shares", lambda *_: True)),
+        {"has_files": True, "has_storage": False},
+    ),
+    BrokenRule(
+        "a group whose file is lost is issued again",
+        ("file damaged", "file deleted"),
+        lambda: _replace(_nothing_lost()),
+        {"has_files": True},
+    ),
+    BrokenRule(
+        "files that no entry names are deleted",
+        _CRASHES,
+        lambda: _replace((payloads.Payloads, "list_old", lambda _: {})),
+        {"has_files": True, "rollouts": 2},
     ),
     BrokenRule(
         "the trainer takes shared GPUs once every engine sleeps",

@@ -88,8 +88,8 @@ class RedisSettings(Section):
     )
     payloads_url: str = Field(
         "",
-        description="Where these files are, as an fsspec URL that trainer and rollout service reach; empty: in the run's"
-        " folder, if they share it",
+        description="Where these files are, as an fsspec URL that trainer and rollout service reach; empty: in the"
+        " run's folder, if they share it",
     )
     require_durable: bool = Field(
         True,

@@ -5,7 +5,8 @@
 - The script that takes an entry off its stream returns the name, and its caller deletes the file. One that died in
   between, or before the reference was written, leaves an orphan: no entry names it. The trainer deletes those that are
   older than an hour, in which every call of `finish` has ended.
-- A file that is gone or altered is as a damaged entry: the trainer rejects it, finds the group lost and issues it again.
+- A file that is gone or altered is as a damaged entry: the trainer rejects it, finds the group lost and issues it
+  again.
 - Writers use files only where they find in them what the trainer has announced: that they share the place.
 
 The content is read from the reader's own place. A reference is nothing but a name within it.
