@@ -29,21 +29,24 @@ def make_trajectory(prompt: int, generated: int, observed: int, turns: int) -> T
     """A trajectory with every part at its limit, with the fields that the rollout service fills."""
     trajectory = Trajectory(id="run/nq/train/12345/0/3", run_id="run", group_uid="nq/train/12345/0", data_source="nq")
     trajectory.trace_id, trajectory.prompt_length = "0" * 32, prompt
-    trajectory.spans.add(role=Role.ROLE_PROMPT, end=prompt, text=write_text(prompt))
+    trajectory.spans.add(role=Role.ROLE_PROMPT, end=prompt, implied=True)
     for number in range(1, turns + 2):
         trajectory.loss_mask.extend([1] * generated)
         trajectory.turn_ids.extend([number] * generated)
         trajectory.logprobs.extend(-RANDOM.random() for _ in range(generated))
-        trajectory.spans.add(role=Role.ROLE_MODEL, begin=prompt, end=prompt + generated, text=write_text(generated))
+        end = prompt + len(trajectory.loss_mask)
+        trajectory.spans.add(role=Role.ROLE_MODEL, begin=end - generated, end=end, implied=True)
         turn = trajectory.turns.add(index=number, action=ActionKind.ACTION_KIND_SEARCH, content=write_text(12))
         if number > turns:
             break
         trajectory.loss_mask.extend([0] * observed)
         trajectory.turn_ids.extend([-1] * observed)
         trajectory.logprobs.extend([0.0] * observed)
-        text = write_text(observed)
-        trajectory.spans.add(role=Role.ROLE_ENV, begin=prompt, end=prompt + observed, text=text)
-        turn.documents.add(id="1234567", contents=text, score=0.5)
+        end = prompt + len(trajectory.loss_mask)
+        trajectory.spans.add(role=Role.ROLE_ENV, begin=end - observed, end=end, implied=True)
+        for place in range(3):
+            document = turn.documents.add(id=str(RANDOM.randrange(10**7)), contents=write_text(3), score=RANDOM.random())
+            document.quote.begin, document.quote.length = 700 * place, 700
         turn.provenance.index_digest = turn.provenance.corpus_digest = turn.provenance.encoder_digest = "a" * 64
     count = prompt + len(trajectory.loss_mask)
     trajectory.token_ids.extend(int(VOCABULARY * RANDOM.random() ** 2) for _ in range(count))

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from forage_common.settings import Settings
 
-# Bytes of a token in a group, measured (tests/unit/cli/test_redis_memory.py): its id, log-probability, mask, turn and
-# text. The text of an observation is there twice, as tokens and as documents.
-_PROMPT, _GENERATED, _OBSERVED = 7.5, 13.5, 27.5
-_TRAJECTORY = 1200
+# Bytes of a token in a packed group, measured (tests/unit/cli/test_redis_memory.py): its id, and the log-probability of
+# a sampled one. Texts and documents are those of the tokens.
+_PROMPT, _GENERATED, _OBSERVED = 2.6, 6.3, 2.6
+_TRAJECTORY = 500
 
 
 @dataclass(frozen=True)
