@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import redis
@@ -11,10 +12,11 @@ from redis_process import DURABLE, serve
 from stream_calls import CALLS
 
 from forage_common.errors import SettingsError, UnavailableError
-from forage_common.settings import RedisSettings
+from forage_common.settings import RedisSettings, RunSettings, Settings
 from forage_common.streams.client import ANNOUNCED, NEVER, SERVED, StreamClient
 from forage_common.streams.durability import check_durability
 from forage_common.streams.functions import build_facts, build_library, is_read_only, list_scripts, name_function
+from forage_common.streams.payloads import Payloads
 from forage_common.streams.users import RIGHTS, SERVICES, Role, describe_all, hash_password, name_user
 from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, Replica, Shift, TrajectoryGroup
 
@@ -52,11 +54,13 @@ def admin(server: RedisSettings) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-def open_as(server: RedisSettings) -> Callable[..., StreamClient]:
+def open_as(server: RedisSettings, tmp_path: Path) -> Callable[..., StreamClient]:
+    payloads = Payloads(Settings(run=RunSettings(dir=tmp_path), redis=RedisSettings(inline_bytes=0)))
+
     def connect(role: Role, run: str = RUN) -> StreamClient:
         assert server.password_file is not None
         login = {"username": name_user(role), "password_file": server.password_file.with_name(str(role))}
-        return StreamClient(server.model_copy(update=login), run, patience_s=1)
+        return StreamClient(server.model_copy(update=login), run, patience_s=1, payloads=payloads)
 
     return connect
 
@@ -109,6 +113,7 @@ def exercise(role: Role, open_as: Callable[..., StreamClient]) -> None:
     if role is Role.TRAINER:
         client.acquire_epoch()
         client.create_groups()
+        client.offer_payloads()
         client.open_replies(client.key("validation-before"), 0)
         assert client.issue(prompt)
         assert client.issue(Prompt(group_uid="v", batch=0, reply_stream=client.key("validation-before")))
@@ -123,6 +128,8 @@ def exercise(role: Role, open_as: Callable[..., StreamClient]) -> None:
         assert client.replace_shift(shift, Shift(number=2))
         do_rollouts_part(open_as)
         groups = client.claim_groups(client.trajectories, 10, 1.0)
+        with patch("forage_common.streams.payloads.ORPHAN_S", -60.0):
+            client.delete_orphans()
         assert client.reclaim_groups(client.trajectories, ()) == groups
         answers = client.claim_groups(client.key("validation-before"), 10, 1.0)
         client.discard(client.key("validation-before"), [entry.id for entry in answers])
@@ -140,6 +147,7 @@ def exercise(role: Role, open_as: Callable[..., StreamClient]) -> None:
         trainer = open_as(Role.TRAINER)
         trainer.acquire_epoch()
         trainer.create_groups()
+        trainer.offer_payloads()
         trainer.open_replies(trainer.key("validation-before"), 0)
         assert trainer.issue(prompt)
         assert trainer.issue(Prompt(group_uid="v", batch=0, reply_stream=trainer.key("validation-before")))
@@ -174,7 +182,10 @@ def do_rollouts_part(open_as: Callable[..., StreamClient]) -> None:
     client.keep_alive("worker", [entry.id for entry in entries])
     assert client.reclaim_prompts("other", 1) == []
     for entry in entries:
-        assert client.finish(entry, TrajectoryGroup(group_uid=entry.message.group_uid, batch=entry.message.batch))
+        group = TrajectoryGroup(group_uid=entry.message.group_uid, batch=entry.message.batch)
+        group.trajectories.add(token_ids=[1, 2])
+        assert client.finish(entry, group)
+        assert not client.finish(entry, group)
     assert client.count_backlog(client.trajectories) == 1
     assert client.measure_bytes(client.trajectories) > 0
     assert client.read_byte_limit() == 0
