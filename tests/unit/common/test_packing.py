@@ -228,8 +228,9 @@ def test_texts_of_another_number_of_trajectories_spans_or_turns_are_refused() ->
         damaged = PackedGroup()
         damaged.CopyFrom(packed)
         damaged.texts = compress([texts.SerializeToString()])
-        with pytest.raises(DecodeError, match=path):
-            unpack_group(damaged)
+        for unpack in (unpack_group, unpack_columns):
+            with pytest.raises(DecodeError, match=path):
+                unpack(damaged)
 
 
 def test_parts_of_a_frame_are_one_content() -> None:

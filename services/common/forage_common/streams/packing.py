@@ -70,8 +70,14 @@ def unpack_facts(packed: PackedGroup) -> TrajectoryGroup:
 
 
 def unpack_columns(packed: PackedGroup) -> list[Columns]:
-    """Unpack what each trajectory of a group has a value per token of."""
-    return _read_columns(packed, _read_facts(packed))
+    """Unpack what each trajectory of a group has a value per token of. Texts are checked, and not returned.
+
+    Who goes on with columns reads the texts later, where they are shown: too late to find that they are damaged.
+    """
+    facts = _read_facts(packed)
+    for item, own in zip(facts.trajectories, _read_texts(packed, len(facts.trajectories)), strict=True):
+        _check_texts(item.facts, own)
+    return _read_columns(packed, facts)
 
 
 def unpack_group(packed: PackedGroup) -> TrajectoryGroup:
@@ -186,10 +192,14 @@ def _read_texts(packed: PackedGroup, count: int) -> list[TrajectoryTexts]:
     return list(texts.trajectories)
 
 
-def _add_texts(trajectory: Trajectory, own: TrajectoryTexts) -> None:
+def _check_texts(trajectory: Trajectory, own: TrajectoryTexts) -> None:
     for name, has, found in (("spans", trajectory.spans, own.spans), ("turns", trajectory.turns, own.turns)):
         if found and len(found) != len(has):
             raise DecodeError(f"a packed trajectory has texts of {len(found)} {name}, and {len(has)} of them")
+
+
+def _add_texts(trajectory: Trajectory, own: TrajectoryTexts) -> None:
+    _check_texts(trajectory, own)
     for span, text in zip(trajectory.spans, own.spans, strict=False):
         span.text = text
     for turn, documents in zip(trajectory.turns, own.turns, strict=False):
