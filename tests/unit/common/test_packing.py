@@ -179,6 +179,10 @@ def _odd_role(facts: PackedFacts) -> None:
     facts.trajectories[0].facts.spans[1].role = Role.ROLE_UNSPECIFIED
 
 
+def _tokens_in_facts(facts: PackedFacts) -> None:
+    facts.trajectories[1].facts.token_ids.append(1)
+
+
 def _lists_of_other_lengths(facts: PackedFacts) -> None:
     facts.trajectories[0].turn_ids.CopyFrom(Runs(values=[1, 2], lengths=[4]))
 
@@ -187,7 +191,7 @@ def _lists_of_other_lengths(facts: PackedFacts) -> None:
     "change",
     [
         *(_too_many, _many_times, _long_span, _more_tokens, _all_tokens, _more_log_probs, _no_planes, _five_planes),
-        *(_odd_role, _lists_of_other_lengths),
+        *(_odd_role, _tokens_in_facts, _lists_of_other_lengths),
     ],
 )
 def test_facts_that_contradict_the_columns_are_no_group_and_take_no_memory(

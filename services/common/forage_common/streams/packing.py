@@ -138,7 +138,11 @@ def _pack_texts(trajectory: Trajectory, own: TrajectoryTexts) -> None:
 
 
 def _read_facts(packed: PackedGroup) -> PackedFacts:
-    return PackedFacts.FromString(decompress(packed.facts, _MOST_FACTS))
+    facts = PackedFacts.FromString(decompress(packed.facts, _MOST_FACTS))
+    for item in facts.trajectories:
+        if any(len(getattr(item.facts, name)) for name in _PER_TOKEN):
+            raise DecodeError("the facts of a packed trajectory have values per token, which belong into its columns")
+    return facts
 
 
 def _read_columns(packed: PackedGroup, facts: PackedFacts) -> list[Columns]:
