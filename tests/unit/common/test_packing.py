@@ -146,8 +146,8 @@ def _too_many(facts: PackedFacts) -> None:
 
 
 def _many_times(facts: PackedFacts) -> None:
-    many = Runs(values=[0], lengths=[2**26])
-    for _ in range(3):
+    many = Runs(values=[0], lengths=[2**24])
+    for _ in range(5):
         facts.trajectories.add().turn_ids.CopyFrom(many)
 
 
@@ -201,12 +201,13 @@ def test_facts_that_contradict_the_columns_are_no_group_and_take_no_memory(
     facts = read_facts(packed)
     change(facts)
     packed.facts = compress([facts.SerializeToString()])
+    packed.texts = b""
     tracemalloc.start()
     with pytest.raises(DecodeError):
         unpack_group(packed)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 2**28 if change is _many_times else peak < 2**22, "checked before anything is allocated"
+    assert peak < (2**29 if change is _many_times else 2**22), "checked before anything is allocated"
 
 
 @pytest.mark.parametrize("name", ["facts", "columns", "texts"])

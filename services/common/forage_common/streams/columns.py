@@ -19,7 +19,7 @@ from forage_common.v1.packed_pb2 import Runs
 from forage_common.v1.trajectory_pb2 import Role, Span
 
 _LEVEL = 3
-_MOST_VALUES = 2**27
+_MOST_VALUES = 2**26
 Ints = npt.NDArray[np.int32]
 Words = npt.NDArray[np.uint32]
 
@@ -88,7 +88,7 @@ def decode_runs(runs: Runs, room: Room) -> Ints:
     if len(runs.values) != len(runs.lengths):
         raise DecodeError(f"{len(runs.values)} runs have {len(runs.lengths)} lengths")
     room.take(sum(runs.lengths))
-    values: Ints = np.repeat(np.array(runs.values, dtype=np.int64), runs.lengths).astype(np.int32)
+    values: Ints = np.repeat(np.array(runs.values, dtype=np.int64).astype(np.int32), runs.lengths)
     return values
 
 
