@@ -46,7 +46,7 @@ RULES: dict[str, list[Edit]] = {
     "lost groups are issued again": [
         (
             BATCHER,
-            "self._feeder.issue_again(number, position, attempt, refill_number(uid) if uid else 0)",
+            "self._feeder.issue_again(*place, attempt, refill_number(uid) if uid else 0)",
             "pass",
         )
     ],

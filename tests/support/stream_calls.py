@@ -5,8 +5,8 @@ from __future__ import annotations
 GROUP, ENTRY = "forage", "1-0"
 CALLS = {
     "acknowledge": (
-        ["epoch", "replies", "ledger", "issued:1", "issued", "stored:1"],
-        ["1", GROUP, "1", "entry", ENTRY],
+        ["epoch", "replies", "ledger", "issued", "stored:1", "issued:1"],
+        ["1", GROUP, "1", "entry", "1", "1", ENTRY],
     ),
     "acknowledge_policy": (["replicas", "alive", "served"], ["engine", "policy"]),
     "acquire_epoch": (["epoch", "policy"], ["1"]),
@@ -16,7 +16,7 @@ CALLS = {
     "discard": (["epoch", "replies", "stored:1"], ["1", GROUP, ENTRY]),
     "find_absent": (["prompts", "issued:1"], []),
     "finish": (["prompts", "replies", "trajectories", "stored:1"], [GROUP, ENTRY, "group", "1-2"]),
-    "issue": (["epoch", "prompts", "issued:1", "ledger"], ["1", "5/0", "uid", "prompt", "1"]),
+    "issue": (["epoch", "prompts", "issued:1", "issued"], ["1", "5/0", "uid", "prompt", "1"]),
     "list_stored": (["epoch", "replies", "stored:1"], ["1"]),
     "prune": (["epoch", "replicas", "alive", "prompts", "replies"], ["1", GROUP, "60", "0"]),
     "publish": (["epoch", "policy", "announced", "served"], ["1", "policy"]),

@@ -116,6 +116,7 @@ class TrainingLoop:
             "guards": self._guards,
             "kl": self._step.kl,
             **self._validations.parts,
+            **self._feeder.parts,
         }
 
     def run(self) -> None:
@@ -162,7 +163,7 @@ class TrainingLoop:
             policy = self._publish()
         self._retry(self._streams.offer_payloads)
         self._acknowledge(self._version)
-        held = self._batcher.start(max(self._version, self._replay_until))
+        held = self._batcher.start(max(self._version, self._replay_until), start.replayed, self._rollbacks.places)
         epoch = self._streams.epoch
         get_logger().info("trainer_started", step=self._version, total=self._total, epoch=epoch, groups_held=held)
         kind = EventKind.START if start.checkpoint is None else EventKind.RESUME
@@ -203,7 +204,7 @@ class TrainingLoop:
 
     def _train_on(self, batch: Batch, policy: Policy, clock: Stopwatch, began: float) -> Policy:
         step = batch.number
-        late = self._feeder.find_latest(step, batch.stragglers)
+        late = self._feeder.find_latest(batch.stragglers)
         files = self._step_files
         on_record = (lambda one: self._disk(lambda: files.write(step, late, one))) if files.is_kept(step) else None
         if self._rollbacks.is_skipped(step):
@@ -218,7 +219,7 @@ class TrainingLoop:
             with self._batcher.assemble_ahead():
                 metrics = self._step(batch, policy, clock, self._stop.check, on_record)
             metrics["tokens_digest"] = digest_tokens(batch.groups)
-            self._check_guards(step, metrics, len(batch.groups), clock, began)
+            self._check_guards(batch, metrics, clock, began)
         self._version = step
         if step > self._replay_until:
             self._pending.add(batch, policy.epoch, late)
@@ -335,13 +336,13 @@ class TrainingLoop:
             self._disk(partial(self._metrics_file.amend, policy.version, metrics))
             self._tracker.log_probe(policy.version, metrics)
 
-    def _check_guards(self, step: int, metrics: dict[str, Any], groups: int, clock: Stopwatch, began: float) -> None:
+    def _check_guards(self, batch: Batch, metrics: dict[str, Any], clock: Stopwatch, began: float) -> None:
         """Check a step before its policy is published: no engine ever samples from a policy that a guard rejected.
 
         Raises:
             GuardStopError, RolledBackError: as the settings of the guard say.
         """
-        trips = self._guards.check(metrics, groups)
+        step, trips = batch.number, self._guards.check(metrics, len(batch.groups))
         metrics["guards"] = [trip.guard for trip in trips]
         for trip in trips:
             self._events.append(EventKind.GUARD, f"{trip.guard} ({trip.action}): {trip.reason}", step)
@@ -355,7 +356,7 @@ class TrainingLoop:
             self._disk(partial(self._metrics_file.append, line))
             if trips[0].action == "stop":
                 raise make_stop_error(step, trips[0])
-            raise self._disk(partial(self._rollbacks.roll_back, step, trips[0]))
+            raise self._disk(partial(self._rollbacks.roll_back, step, trips[0], batch.reserved))
 
     def _resume(self, start: Start) -> None:
         """Restore weights, step and pending acknowledgements from the checkpoint, if there is one."""

@@ -1,8 +1,8 @@
 """A random walk over both ends of the streams, with deaths, lies and losses, on a real server.
 
-After every walk the run must end: each position of each batch trained exactly once, as in an undisturbed run,
-each step in the ledger as it is in the weights, and each validation with all its answers. The walk is recorded, and its
-history must hold too.
+After every walk the run must end: each position of each batch trained exactly once, by the step of an undisturbed run
+or, with trainer.batching=ready, by any; each step in the ledger as it is in the weights, and each validation with all
+its answers. The walk is recorded, and its history must hold too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -46,12 +47,14 @@ from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import GroundTruth, Policy, Prompt
 from forage_records.questions import Question
 from forage_trainer.checkpoints.kept_groups import KeptGroups
-from forage_trainer.checkpoints.manifest import ConsumedStep
+from forage_trainer.checkpoints.manifest import ConsumedStep, Manifest
 from forage_trainer.checkpoints.pending import PendingSteps
+from forage_trainer.checkpoints.start import list_settled, match_order
 from forage_trainer.data.arrivals import LOST
 from forage_trainer.data.batcher import Batcher, BatchTimeoutError
 from forage_trainer.data.dataset import Batches
 from forage_trainer.data.feeder import Feeder
+from forage_trainer.data.places import PlacesOfSteps
 from forage_trainer.reporting.progress import StateFile
 from forage_trainer.validation.evaluation import Validation
 from forage_trainer.waiting import RedisRetry
@@ -70,6 +73,7 @@ class Checkpoint:
     weights: Weights
     pending: tuple[ConsumedStep, ...]
     epoch: int
+    parts: dict[str, Any] = field(default_factory=dict)
 
     @property
     def step(self) -> int:
@@ -103,13 +107,20 @@ class Trainer:
         self.streams.acquire_epoch(max([0, *self.published, *(c.epoch for c in self.disk.values())]))
         ledger = self.streams.read_ledger()
         self.replay_until = max(ledger, default=0)
-        assert self.kept.has(range(newest.step + 1, self.replay_until + 1)), "it could not go back"
+        again = range(newest.step + 1, self.replay_until + 1)
+        assert self.kept.has(again), "it could not go back"
+        replayed: PlacesOfSteps = {}
+        if self.settings.trainer.batching == "ready":
+            manifest = Manifest(newest.step, newest.epoch, "", (), {}, {}, 1, dict(newest.parts))
+            match_order(self.settings, manifest)
+            manifest.restore_parts(self.feeder.parts)
+            replayed = list_settled(self.kept, self.streams, retry, again)
         self.weights = copy.deepcopy(newest.weights)
         self.pending._pending = [step for step in newest.pending if step.step not in ledger]
         self.publish()
         self.streams.offer_payloads()
         self.batcher.forget(self.pending.acknowledge(newest.step), newest.step)
-        self.batcher.start(max(newest.step, self.replay_until))
+        self.batcher.start(max(newest.step, self.replay_until), replayed)
 
     @property
     def step(self) -> int:
@@ -136,7 +147,8 @@ class Trainer:
     def begin_checkpoint(self) -> None:
         """What is written is not on the disk yet."""
         self.settle_checkpoint(dies=False)
-        self.writing = Checkpoint(copy.deepcopy(self.weights), self.pending.steps, self.streams.epoch)
+        parts = {name: part.state_dict() for name, part in self.feeder.parts.items()}
+        self.writing = Checkpoint(copy.deepcopy(self.weights), self.pending.steps, self.streams.epoch, parts)
 
     def settle_checkpoint(self, dies: bool) -> None:
         """It is now, and more steps may have been taken meanwhile."""
@@ -157,10 +169,11 @@ class KilledError(Exception):
 
 
 class DeliveryMachine(RuleBasedStateMachine):
-    """The walk. `server` and `folder` are set by the test."""
+    """The walk. Its attributes are set by the test."""
 
     server: RedisProcess
     folder: Path
+    batching: str
 
     @initialize(losses=st.booleans(), files=st.booleans())
     def begin(self, losses: bool, files: bool) -> None:
@@ -178,6 +191,7 @@ class DeliveryMachine(RuleBasedStateMachine):
             f"redis.inline_bytes={0 if files else 'null'}",
             "trainer.batch_timeout_s=0.02",
             f"data.train_batch_size={SIZE}",
+            f"trainer.batching={self.batching}",
             f"trainer.total_training_steps={STEPS}",
         ]
         self.settings = load_settings(None, overrides, {})
@@ -403,6 +417,10 @@ class DeliveryMachine(RuleBasedStateMachine):
             if not trainer.validation.open_versions and trainer.step == STEPS:
                 break
         expected = {step: [BATCHES.group(step, p)[0] for p in range(SIZE)] for step in range(1, STEPS + 1)}
+        if self.batching == "ready":
+            assert {step: len(uids) for step, uids in trainer.weights.items()} == dict.fromkeys(expected, SIZE)
+            assert sorted(chain(*trainer.weights.values())) == sorted(chain(*expected.values())), "each once"
+            expected = trainer.weights
         assert trainer.weights == expected, "trained as an undisturbed run"
         ledger = {step: list(entry.group_uids) for step, entry in trainer.streams.read_ledger().items()}
         assert ledger.items() <= expected.items() if self.emptied else ledger == expected, "and the ledger says so"
@@ -414,7 +432,8 @@ class DeliveryMachine(RuleBasedStateMachine):
             trainer.streams._swept = -math.inf
             trainer.streams.delete_orphans()
         assert self.list_files() == []
-        report = check_operations(read_history(self.settings.run.folder), Limits(SIZE, STEPS, max_staleness=1))
+        limits = Limits(SIZE, STEPS, max_staleness=1, batching=self.batching)
+        report = check_operations(read_history(self.settings.run.folder), limits)
         assert report.violations == ()
         assert report.is_complete
 
@@ -442,8 +461,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_the_run_ends_exactly_after_any_walk(server: RedisProcess, folder: Path) -> None:
-    DeliveryMachine.server, DeliveryMachine.folder = server, folder
+@pytest.mark.parametrize("batching", ["strict", "ready"])
+def test_the_run_ends_exactly_after_any_walk(server: RedisProcess, folder: Path, batching: str) -> None:
+    DeliveryMachine.server, DeliveryMachine.folder, DeliveryMachine.batching = server, folder, batching
     examples = int(os.environ.get("FORAGE_WALKS", "25"))
     run_state_machine_as_test(
         DeliveryMachine,

@@ -18,10 +18,13 @@ from forage_common.streams.functions import build_library, is_read_only, name_fu
 _ID = re.compile(rb"\d{13}-\d+")
 _STREAMS, _CONSUMERS, _GROUP = ("prompts", "replies"), ("a", "b"), "forage"
 FENCED = {
-    "acknowledge": (["epoch", "{stream}", "ledger", "issued:1", "issued"], [_GROUP, "{step}", "entry", "{id}", "{id}"]),
+    "acknowledge": (
+        ["epoch", "{stream}", "ledger", "issued", "stored", "issued:1"],
+        [_GROUP, "{step}", "entry", "1", "{step}", "{id}", "{id}"],
+    ),
     "close_stream": (["epoch", "{stream}", "issued:1"], []),
     "discard": (["epoch", "{stream}"], [_GROUP, "{id}", "{id}"]),
-    "issue": (["epoch", "prompts", "issued:1", "ledger"], ["{position}/0", "uid", "prompt", "{step}"]),
+    "issue": (["epoch", "prompts", "issued:1", "issued"], ["{position}/0", "uid", "prompt", "{step}"]),
     "prune": (["epoch", "replicas", "alive", "prompts", "replies"], [_GROUP, 60, 3_600_000]),
     "publish": (["epoch", "policy", "announced", "served"], ["policy"]),
     "reclaim": (["epoch", "{stream}"], [_GROUP, "{consumer}", "{id}", "{id}"]),

@@ -23,8 +23,10 @@ from forage_rollout.dispatcher import Dispatcher
 from forage_trainer import shifts
 from forage_trainer.checkpoints.kept_groups import KeptGroups
 from forage_trainer.checkpoints.pending import PendingSteps
+from forage_trainer.checkpoints.rollbacks import Rollbacks
 from forage_trainer.data.arrivals import Arrivals, Receiver
 from forage_trainer.data.batcher import Batcher
+from forage_trainer.data.places import Settled
 from forage_trainer.weights import publisher
 from forage_trainer.weights.policy_store import PolicyStore
 from forage_trainer.weights.publisher import Publisher
@@ -94,7 +96,7 @@ def _discard_at_once() -> tuple[Any, str, Any]:
 
 
 def _nothing_lost() -> tuple[Any, str, Any]:
-    def find_lost(self: Arrivals, batch: int, receiver: Receiver) -> dict[int, Any]:
+    def find_lost(self: Arrivals, receiver: Receiver) -> dict[tuple[int, int], Any]:
         receiver.accept(self.reclaim())
         return {}
 
@@ -167,6 +169,18 @@ BROKEN_RULES = (
         "a checkpoint names what is not acknowledged",
         _CRASHES,
         lambda: _replace((PendingSteps, "restore", lambda *_: None)),
+    ),
+    BrokenRule(
+        "a checkpoint knows which places are settled",
+        _CRASHES,
+        lambda: _replace((Settled, "load_state_dict", lambda self, state: self.restart(state["batches"]))),
+        {"takes_first": True, "is_colocated": False, "max_staleness": 2, "save_freq": 1, "ranges": SLOW},
+    ),
+    BrokenRule(
+        "a step that was rolled back keeps its groups",
+        ("bad step",),
+        lambda: _replace((Rollbacks, "places", {})),
+        {"takes_first": True, "is_colocated": False, "max_staleness": 2, "save_freq": 3},
     ),
     BrokenRule(
         "the groups of young checkpoints are kept",

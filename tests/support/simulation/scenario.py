@@ -82,6 +82,7 @@ class Scenario:
     watch_freq: as of `trainer.watch_questions`.
     has_files: groups are in files, in the object store if there is one.
     is_colocated: trainer and engines take turns on the same GPUs, whatever max_staleness and validation_mode say.
+    takes_first: trainer.batching is ready, where max_staleness allows it.
     ranges: shortest and longest seconds of each activity, drawn log-uniformly.
     """
 
@@ -107,6 +108,11 @@ class Scenario:
     is_colocated: bool = False
     watch_freq: int = 0
     has_files: bool = False
+    takes_first: bool = False
+
+    @property
+    def batching(self) -> str:
+        return "ready" if self.takes_first and self.max_staleness and not self.is_colocated else "strict"
 
     def build_settings(self, folder: Path) -> Settings:
         return Settings.model_validate(
@@ -124,6 +130,7 @@ class Scenario:
                     "total_training_steps": self.steps,
                     "placement": "colocated" if self.is_colocated else "separate",
                     "max_staleness": 0 if self.is_colocated else self.max_staleness,
+                    "batching": self.batching,
                     "save_freq": self.save_freq,
                     "test_freq": self.test_freq,
                     "validation_mode": "paused" if self.is_colocated else self.validation_mode,
@@ -189,6 +196,7 @@ def draw_scenario(seed: int, kinds: Sequence[str] = KINDS) -> Scenario:
         is_colocated=draw.random() < 0.25,
         watch_freq=draw.choice((0, 2, 3)),
         has_files=has_files,
+        takes_first=draw.random() < 0.5,
     )
 
 

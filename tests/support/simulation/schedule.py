@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from forage_cli.runs.operations import read_history
 from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
 from forage_common.streams.payloads import FOLDER, ORPHAN_S, Payloads
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy
 from forage_trainer.data.dataset import make_batches
 from simulation import machine
 from simulation.faults import Faults
@@ -155,14 +155,17 @@ def _check(settings: Settings, train: Any, scenario: Scenario) -> Iterator[str]:
     newest = folder / "checkpoints" / f"step_{total}"
     trained = json.loads((newest / "state" / "weights.json").read_text())
     rollbacks = folder / "rollbacks.json"
-    skipped = {entry["step"] for entry in json.loads(rollbacks.read_text())} if rollbacks.exists() else set()
+    entries = json.loads(rollbacks.read_text()) if rollbacks.exists() else []
+    skipped = {entry["step"] for entry in entries}
     steps = [step for step, _ in trained]
     if steps != [step for step in range(1, total + 1) if step not in skipped]:
         yield f"the weights were trained on steps {steps}, of 1 to {total} without {sorted(skipped)}"
     streams = StreamClient(settings.redis, settings.run.id, 4.0)
     ledger = streams.read_ledger()
     batches = make_batches(train.rows, settings)
-    for step, groups in trained:
+    if trainer.batching == "ready":
+        yield from _check_places(settings, train, expected, trained, ledger, entries)
+    for step, groups in trained if trainer.batching == "strict" else ():
         found = {position: uid for position, uid, _ in groups}
         missing = expected[step].keys() - found.keys()
         dropped = missing  # a ledger that was lost says nothing
@@ -208,6 +211,43 @@ def _check(settings: Settings, train: Any, scenario: Scenario) -> Iterator[str]:
         yield f"the announced policy is not that of step {total}"
 
 
+def _check_places(
+    settings: Settings,
+    train: Any,
+    expected: dict[int, dict[int, list[str]]],
+    trained: Sequence[Any],
+    ledger: Mapping[int, LedgerEntry],
+    rollbacks: Sequence[Any],
+) -> Iterator[str]:
+    """Find what violates that each place of each batch is settled by one step, and each step settles as many."""
+    size, batches = settings.data.train_batch_size, make_batches(train.rows, settings)
+    places = {
+        batches.group(batch, position, refill)[0]: (batch, position)
+        for batch, positions in expected.items()
+        for position in positions
+        for refill in range(settings.trainer.max_refills + 1)
+    }
+    settled = {step: [*entry.group_uids, *entry.dropped_group_uids] for step, entry in ledger.items()}
+    for step, groups in trained:
+        settled.setdefault(step, [uid for _, uid, _ in groups])
+        for position, uid, _ in groups:
+            batch = places[uid][0]
+            if places[uid][1] != position or uid not in expected[batch][position]:
+                yield f"step {step} trained on {uid} at {position}, of batch {batch} not on {expected[batch]}"
+    of_steps = {step: sorted(places[uid] for uid in uids) for step, uids in settled.items()}
+    counts = Counter(place for found in of_steps.values() for place in found)
+    if again := sorted(place for place, count in counts.items() if count > 1):
+        yield f"settled twice: {again}"
+    if set(range(1, settings.trainer.total_training_steps + 1)) <= ledger.keys():
+        if missing := sorted(set(places.values()) - counts.keys()):
+            yield f"never settled: {missing}"
+        if wrong := {step: found for step, found in of_steps.items() if len(found) != size}:
+            yield f"steps settled more or less than {size}: {wrong}"
+        for entry in rollbacks:
+            if of_steps[entry["step"]] != sorted(map(tuple, entry["places"])):
+                yield f"step {entry['step']} was rolled back with {entry['places']}, skips {of_steps[entry['step']]}"
+
+
 def _check_files(settings: Settings, store: ObjectStore) -> Iterator[str]:
     """Find files of groups that are left once the orphans are old enough to be deleted."""
     time.sleep(2 * ORPHAN_S)  # wait: on the virtual clock, which a fault may have set back by an hour
@@ -223,7 +263,9 @@ def _check_files(settings: Settings, store: ObjectStore) -> Iterator[str]:
 def _check_history(settings: Settings) -> Iterator[str]:
     """Find what the recorded operations of a finished run violate."""
     trainer = settings.trainer
-    limits = Limits(settings.data.train_batch_size, trainer.total_training_steps, trainer.max_staleness)
+    limits = Limits(
+        settings.data.train_batch_size, trainer.total_training_steps, trainer.max_staleness, trainer.batching
+    )
     history = read_history(settings.run.folder)
     report = check_operations(history, limits)
     for violation in report.violations:

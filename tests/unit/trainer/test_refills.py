@@ -137,7 +137,7 @@ def test_stragglers_are_dropped_after_the_timeout_and_discarded_when_they_arrive
     b.answer(1, 0)
     batch = b.batcher.next_batch(1, 30.0)
     assert [g.position for g in batch.groups] == [0, 2]
-    assert batch.stragglers == (1,)
+    assert batch.stragglers == ((1, 1),)
     assert batch.metrics["dropped_stragglers"] == 1
     with b.batcher.assemble_ahead():
         if when == "during its step":

@@ -108,7 +108,7 @@ def test_the_file_says_what_became_of_every_group_and_trajectory(tmp_path: Path)
         good,
         equal,
         broken,
-        stragglers=(3, 4),
+        stragglers=((20, 3), (20, 4)),
         dropped=(GroupFate("equal", 1, 0, Fate.DROPPED, "stale: sampled"),),
     )
     leave_out_unusable(batch.groups, settings.trainer)

@@ -77,6 +77,11 @@ def read_limits(folder: Path) -> Limits:
     try:
         tree = yaml.safe_load((folder / "settings.yaml").read_text(encoding="utf-8"))
         trainer = tree["trainer"]
-        return Limits(tree["data"]["train_batch_size"], trainer["total_training_steps"], trainer["max_staleness"])
+        return Limits(
+            tree["data"]["train_batch_size"],
+            trainer["total_training_steps"],
+            trainer["max_staleness"],
+            trainer.get("batching", "strict"),
+        )
     except (OSError, KeyError, TypeError, yaml.YAMLError):
         return Limits()

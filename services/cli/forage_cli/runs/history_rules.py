@@ -40,6 +40,7 @@ class Limits:
     batch_size: int | None = None
     total_steps: int | None = None
     max_staleness: int | None = None
+    batching: str = "strict"
 
 
 class RecordedRun:
@@ -56,13 +57,17 @@ class RecordedRun:
         self.removals = history.select("discard", "reject")
         self.acquisitions = [one for one in history.select("acquire_epoch") if one.happened]
         self.issues: dict[Place, list[Operation]] = defaultdict(list)
+        self.is_strict = limits.batching == "strict"
         self.positions: dict[int, dict[str, int]] = defaultdict(dict)
+        self.places: dict[str, tuple[int, int]] = {}
+        """uid → (batch, position)"""
         for one in self.operations:
             if one.kind == "issue":
                 if one.may_have_happened:
                     self.issues[_place(one["stream"], one.fields)].append(one)
                 if one["stream"] == TRAINING:
                     self.positions[one["batch"]][one["uid"]] = one["position"]
+                    self.places[one["uid"]] = one["batch"], one["position"]
         self.claims = _index_entries(history.select("claim_prompts", "take_over_prompts", "reclaim_prompts"))
         self.takes = _index_entries(history.select("claim_groups", "reclaim_groups"))
 
@@ -75,11 +80,24 @@ class RecordedRun:
                 found.setdefault(one["step"], one)
         return found
 
+    @cached_property
+    def counted(self) -> set[str]:
+        """The uids that any step counts, as trained on or as dropped."""
+        return {uid for one in self.acknowledged.values() for uid in (*one["uids"], *one["dropped"])}
+
     @property
     def outstanding(self) -> dict[int, list[int]]:
-        last = max(self.acknowledged, default=0)
-        later = {batch: set(uids.values()) for batch, uids in self.positions.items() if batch > last}
-        return {batch: sorted(positions) for batch, positions in sorted(later.items())}
+        """Batch → positions that were issued and are not acknowledged."""
+        if self.is_strict:
+            last, counted = max(self.acknowledged, default=0), set()
+        else:
+            last, counted = 0, {self.places.get(uid) for uid in self.counted}
+        later = {
+            batch: {position for position in uids.values() if (batch, position) not in counted}
+            for batch, uids in self.positions.items()
+            if batch > last
+        }
+        return {batch: sorted(positions) for batch, positions in sorted(later.items()) if positions}
 
     def was_lost(self, first: Operation, second: Operation) -> bool:
         """Whether the server may have lost data between two operations."""
@@ -95,15 +113,19 @@ def _find_lost(run: RecordedRun) -> Iterator[Violation]:
             later = min(other for other in run.acknowledged if other > step)
             sentence = f"step {step} was never acknowledged, and step {later} was"
             yield Violation("lost", sentence, (run.acknowledged[later],))
+    size = run.limits.batch_size or 0
     for step, done in sorted(run.acknowledged.items()):
-        issued = run.positions[step]
-        covered = {issued.get(uid) for uid in (*done["uids"], *done["dropped"])}
-        expected = set(range(run.limits.batch_size or 0)) | set(issued.values())
-        for position in sorted(expected - covered):
-            issues = [
-                one for place, found in run.issues.items() for one in found if place[:3] == (TRAINING, step, position)
-            ]
-            yield Violation("lost", f"position {position} of batch {step} was never acknowledged", (*issues, done))
+        own = {*done["uids"], *done["dropped"]}
+        if not run.is_strict and size and len(own) != size:
+            yield Violation("lost", f"step {step} settled {len(own)} groups, and a step settles {size}", (done,))
+        for batch in [step] if run.is_strict else done["ends"]:
+            issued = run.positions[batch]
+            covered = {issued.get(uid) for uid in (own if run.is_strict else run.counted)}
+            expected = set(range(size)) | set(issued.values())
+            for position in sorted(expected - covered):
+                asked = TRAINING, batch, position
+                issues = [one for place, found in run.issues.items() if place[:3] == asked for one in found]
+                yield Violation("lost", f"position {position} of batch {batch} was never acknowledged", (*issues, done))
 
 
 def _find_twice(run: RecordedRun) -> Iterator[Violation]:
@@ -122,10 +144,13 @@ def _find_twice(run: RecordedRun) -> Iterator[Violation]:
             if (owner := owners.setdefault(uid, one))["step"] != one["step"]:
                 steps = f"steps {owner['step']} and {one['step']}"
                 yield Violation("twice", f"group {uid} counts for {steps}", (owner, one))
-        positions = Counter(run.positions[one["step"]].get(uid) for uid in set(one["uids"]))
-        for position, times in positions.items():
-            if times > 1 and position is not None:
-                yield Violation("twice", f"step {one['step']} counts {times} groups of position {position}", (one,))
+        if run.is_strict:
+            positions = Counter(run.positions[one["step"]].get(uid) for uid in set(one["uids"]))
+            for position, times in positions.items():
+                if times > 1 and position is not None:
+                    yield Violation("twice", f"step {one['step']} counts {times} groups of position {position}", (one,))
+    if not run.is_strict:
+        yield from _find_settled_twice(run)
     for (stream, batch, position, attempt), issues in run.issues.items():
         if stream == TRAINING:  # a validation that is closed may be opened anew
             what = f"attempt {attempt} of position {position} of batch {batch} was issued twice"
@@ -139,6 +164,20 @@ def _find_twice(run: RecordedRun) -> Iterator[Violation]:
         for (_, entry), found in of.items():
             claims = [one for one, _ in found if one.kind == kind]
             yield from _find_repeated(run, claims, f"entry {entry} was delivered as new twice")
+
+
+def _find_settled_twice(run: RecordedRun) -> Iterator[Violation]:
+    """Whichever step settles a place, no other does, and none does with two groups."""
+    settled: dict[tuple[int, int], tuple[str, Operation]] = {}
+    for one in run.acknowledged.values():
+        for uid in {*one["uids"], *one["dropped"]}:
+            place = run.places.get(uid)
+            if place is None:
+                continue
+            other, first = settled.setdefault(place, (uid, one))
+            if (other, first["step"]) != (uid, one["step"]):
+                what = f"position {place[1]} of batch {place[0]} was settled by steps {first['step']} and {one['step']}"
+                yield Violation("twice", what, (first, one))
 
 
 def _find_repeated(run: RecordedRun, operations: Iterable[Operation], sentence: str) -> Iterator[Violation]:
@@ -197,7 +236,7 @@ def _find_unfounded(run: RecordedRun) -> Iterator[Violation]:
         if not one.happened:
             continue
         step = one["step"]
-        for uid in {*one["uids"], *one["dropped"]} - set(run.positions[step]):
+        for uid in {*one["uids"], *one["dropped"]} - (run.positions[step] if run.is_strict else run.places).keys():
             yield Violation("unfounded", f"step {step} counts group {uid}, which was not issued for it", (one,))
         if len(one["uids"]) != len(one["entries"]):
             sentence = f"step {step} counts {len(one['uids'])} groups, and {len(one['entries'])} left the stream"
@@ -206,7 +245,7 @@ def _find_unfounded(run: RecordedRun) -> Iterator[Violation]:
             takes = [
                 (take, group)
                 for take, group in run.takes[TRAINING, entry]
-                if take.ended_before(one) and (group["batch"], group["uid"]) == (step, uid)
+                if take.ended_before(one) and group["uid"] == uid and (group["batch"] == step or not run.is_strict)
             ]
             if not takes:
                 yield Violation("unfounded", f"step {step} counts group {uid}, which no trainer took", (one,))

@@ -21,14 +21,13 @@ class GroupCounts:
 def count_groups(client: StreamClient) -> GroupCounts:
     """Compare the groups issued for training with those that the ledger records as consumed."""
     # A position may have been issued several times, with other questions too: one of its groups is consumed.
-    issued: dict[tuple[int, int], set[tuple[int, str]]] = defaultdict(set)
+    issued: dict[tuple[int, int], set[str]] = defaultdict(set)
     for issue in client.read_issued():
-        issued[issue.batch, issue.position].add((issue.batch, issue.group_uid))
-    consumed = Counter((step, uid) for step, entry in client.read_ledger().items() for uid in entry.group_uids)
-    uids = Counter(uid for _, uid in consumed.elements())
+        issued[issue.batch, issue.position].add(issue.group_uid)
+    consumed = Counter(uid for entry in client.read_ledger().values() for uid in entry.group_uids)
     return GroupCounts(
         groups_issued=len(issued),
-        groups_trained=len(consumed),
+        groups_trained=consumed.total(),
         groups_lost=sum(groups.isdisjoint(consumed) for groups in issued.values()),
-        groups_duplicated=sum(count - 1 for count in uids.values()),
+        groups_duplicated=sum(count - 1 for count in consumed.values()),
     )

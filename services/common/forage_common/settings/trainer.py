@@ -100,6 +100,11 @@ class TrainerSettings(Section):
     critic_warmup: int = Field(0, ge=0, description="Initial steps that train only the critic")
     total_training_steps: int = Field(100, ge=1, description="Optimizer steps of the run")
     max_staleness: int = Field(1, ge=0, description="Batches that may be issued ahead of the one being trained on")
+    batching: Literal["strict", "ready"] = Field(
+        "strict",
+        description="strict: a step takes the groups that were issued for it; ready: the first that are there, of all"
+        " that were issued and are not older than max_staleness, so that the slowest hold up nothing",
+    )
     save_freq: int = Field(5, ge=1, description="Interval of checkpoints; groups are acknowledged with a checkpoint")
     max_ckpt_to_keep: int = Field(2, ge=1, description="Newest checkpoints that are kept, besides the best one")
     upload_url: str = Field("", description="Where checkpoints are copied to, as an fsspec URL; empty: nowhere")
@@ -173,6 +178,11 @@ class TrainerSettings(Section):
     def _check_data_flow(self) -> TrainerSettings:
         if self.partial_groups == "drop" and not self.straggler_timeout_s:
             raise ValueError("partial_groups=drop needs a time after which groups are dropped: set straggler_timeout_s")
+        if self.batching == "ready" and not self.max_staleness:
+            raise ValueError(
+                "batching=ready chooses among the groups of max_staleness + 1 batches, and with max_staleness=0 there "
+                "is nothing to choose: set max_staleness=1 or more, or batching=strict"
+            )
         if self.max_refills and not self.algorithm.filter_groups:
             raise ValueError(
                 "max_refills replaces the groups that filter_groups finds: "

@@ -56,6 +56,7 @@ class Settings(Section):
         rollout, trainer = self.rollout, self.trainer
         penalty = trainer.algorithm.probe_penalty
         needed: tuple[tuple[str, object, object, str], ...] = (
+            ("trainer.batching", trainer.batching, "strict", "which groups a step takes depends on time otherwise"),
             ("trainer.max_staleness", trainer.max_staleness, 0, "which policy samples depends on time otherwise"),
             ("rollout.weights.update", rollout.weights.update, "drain", "a trajectory must have a single policy"),
             ("trainer.partial_groups", trainer.partial_groups, "wait", "no group may be dropped for its time"),
@@ -82,6 +83,12 @@ class Settings(Section):
         rollout, trainer = self.rollout, self.trainer
         one_machine = "trainer and engines share the GPUs of one machine, each in a Ray of its own or in none"
         needed: tuple[tuple[str, object, object, str], ...] = (
+            (
+                "trainer.batching",
+                trainer.batching,
+                "strict",
+                "one batch is sampled at a time, and a step takes all of it",
+            ),
             ("trainer.max_staleness", trainer.max_staleness, 0, "engines sleep while the trainer computes"),
             ("trainer.validation_mode", trainer.validation_mode, "paused", "nothing is answered while engines sleep"),
             (

@@ -59,15 +59,15 @@ class StreamClient(GroupStreams):
     def issue(self, prompt: Prompt) -> bool:
         """Put a prompt on the stream; False if its (reply stream, batch, position, attempt) was issued before."""
         stream = prompt.reply_stream or self.trajectories
-        keys = [self.prompts, self._issue_table(stream, prompt.batch), self.key("ledger")]
+        keys = [self.prompts, self._issue_table(stream, prompt.batch), self.key("issued")]
         place = f"{prompt.position}/{prompt.attempt}"
-        step = str(prompt.batch) if stream == self.trajectories else ""
-        return bool(self._run_fenced("issue", keys, place, prompt.group_uid, prompt.SerializeToString(), step))
+        batch = str(prompt.batch) if stream == self.trajectories else ""
+        return bool(self._run_fenced("issue", keys, place, prompt.group_uid, prompt.SerializeToString(), batch))
 
     def read_issues(self, stream: str, batch: int) -> dict[tuple[int, int], str]:
         """Read the prompts issued for a batch of a reply stream: (position, attempt) → group uid.
 
-        Empty once the batch is acknowledged.
+        Empty once the batch is over: all its places are acknowledged.
         """
         table = self._call(self._redis.hgetall, self._issue_table(stream, batch))
         return {_parse_place(place): value.decode().partition(" ")[2] for place, value in table.items()}
@@ -79,7 +79,7 @@ class StreamClient(GroupStreams):
     def read_issued(self) -> list[Issue]:
         """Read every prompt that was issued for training, attempts included, in the order of batches."""
         history = {
-            int(batch): [line.split(" ", 1) for line in lines.decode().split("\n")]
+            int(batch): [line.split(" ", 1) for line in lines.decode().split("\n") if line]
             for batch, lines in self._read_hash("issued").items()
         }
         issues = [Issue(batch, *_parse_place(place), uid) for batch, rows in history.items() for place, uid in rows]

@@ -119,12 +119,17 @@ class GroupStreams(EntryStreams):
         return entries
 
     @recorded
-    def acknowledge(self, ledger: LedgerEntry, ids: Sequence[bytes]) -> None:
-        """Remove a step's groups from the stream and record the step in the ledger, atomically."""
-        stream = self.trajectories
-        table, stored = self._issue_table(stream, ledger.step), self._stored_table(stream)
-        keys = [stream, self.key("ledger"), table, self.key("issued"), stored]
-        names = self._run_fenced("acknowledge", keys, GROUP, str(ledger.step), ledger.SerializeToString(), *ids)
+    def acknowledge(self, ledger: LedgerEntry, ids: Sequence[bytes], ends: Sequence[int] | None = None) -> None:
+        """Remove a step's groups from the stream and record the step in the ledger, atomically.
+
+        Args:
+            ends: batches that are over with this step, of which nothing is issued any more; None: that of its number.
+        """
+        stream, over = self.trajectories, [ledger.step] if ends is None else ends
+        keys = [stream, self.key("ledger"), self.key("issued"), self._stored_table(stream)]
+        keys += [self._issue_table(stream, batch) for batch in over]
+        step = str(ledger.step), ledger.SerializeToString(), str(len(over)), *map(str, over)
+        names = self._run_fenced("acknowledge", keys, GROUP, *step, *ids)
         self._delete_payloads(stream, names)
 
     @recorded

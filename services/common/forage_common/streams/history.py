@@ -175,13 +175,13 @@ def _describe_finish(entry: Any, group: TrajectoryGroup | PackedGroup) -> Fields
     return {"entry": entry.id.decode(), "stream": stream, **_describe_group(group), "versions": versions}
 
 
-def _describe_ledger(ledger: LedgerEntry, ids: Any) -> Fields:
-    entries = [id.decode() for id in ids]
+def _describe_ledger(ledger: LedgerEntry, ids: Any, ends: Any = None) -> Fields:
     return {
         "step": ledger.step,
         "uids": [*ledger.group_uids],
         "dropped": [*ledger.dropped_group_uids],
-        "entries": entries,
+        "entries": [id.decode() for id in ids],
+        "ends": [ledger.step] if ends is None else [*ends],
     }
 
 

@@ -47,20 +47,23 @@ class ConsumedGroup:
 class ConsumedStep:
     """A step and the groups that it consumed.
 
-    dropped: uids of the stragglers: groups that were issued for the step and did not arrive in time.
+    dropped: uids of the stragglers: groups that did not arrive in time. ends: batches that are over with the step; None
+    in checkpoints from before trainer.batching, where it is the batch of the step's number.
     """
 
     step: int
     epoch: int
     groups: tuple[ConsumedGroup, ...]
     dropped: tuple[str, ...] = ()
+    ends: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Manifest:
     """The content of `manifest.json`.
 
-    step: optimizer steps taken; it is the data cursor too, since batch n feeds step n.
+    step: optimizer steps taken; with trainer.batching=strict it is the data cursor too, since batch n feeds step n.
+        With ready that is `data.places.Settled`, one of the parts.
     epoch: of the trainer that wrote the checkpoint.
     data: digest of the training files.
     consumed: steps since the previous checkpoint, whose groups are acknowledged once this one is durable.
@@ -88,7 +91,11 @@ class Manifest:
         tree = json.loads(text)
         steps = [
             ConsumedStep(
-                s["step"], s["epoch"], tuple(ConsumedGroup(**g) for g in s["groups"]), tuple(s.get("dropped", ()))
+                s["step"],
+                s["epoch"],
+                tuple(ConsumedGroup(**g) for g in s["groups"]),
+                tuple(s.get("dropped", ())),
+                None if s.get("ends") is None else tuple(s["ends"]),
             )
             for s in tree["consumed"]
         ]

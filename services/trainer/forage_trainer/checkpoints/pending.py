@@ -43,7 +43,7 @@ class PendingSteps:
             for entry in batch.entries
             for g in [entry.message]
         )
-        self._pending.append(ConsumedStep(batch.number, epoch, groups, dropped))
+        self._pending.append(ConsumedStep(batch.number, epoch, groups, dropped, batch.ends))
 
     def restore(self, manifest: Manifest, acknowledged: Container[int]) -> None:
         """Take over the steps of a checkpoint that are not in the ledger, which has the acknowledged ones."""
@@ -68,7 +68,7 @@ class PendingSteps:
                 dropped_group_uids=step.dropped,
             )
             ids = [group.entry.encode() for group in step.groups]
-            self._retry(partial(self._streams.acknowledge, entry, ids))
+            self._retry(partial(self._streams.acknowledge, entry, ids, step.ends))
             acknowledged += ids
         self._acknowledged, self._pending = durable, self._pending[len(durable) :]
         return acknowledged

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import Gauge
 
 from forage_common.errors import ForageError, UserError
+from forage_trainer.data.places import Place, PlacesOfSteps
 from forage_trainer.files import write_json
 from forage_trainer.reporting.guards import Trip
 
@@ -47,6 +49,10 @@ class Rollbacks:
         try:
             self._entries: list[dict[str, Any]] = json.loads(self._path.read_text()) if self._path.exists() else []
             self._skipped = {int(entry["step"]) for entry in self._entries}
+            self._places: PlacesOfSteps = {
+                int(entry["step"]): [(int(batch), int(position)) for batch, position in entry.get("places", ())]
+                for entry in self._entries
+            }
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{self._path} cannot be read ({error!r}): it lists steps to skip; repair or remove it"
@@ -55,12 +61,20 @@ class Rollbacks:
         ROLLBACKS.set(len(self._entries))
         ROLLED_BACK.set(max((float(entry.get("time", 0.0)) for entry in self._entries), default=0.0))
 
+    @property
+    def places(self) -> PlacesOfSteps:
+        """What each of these steps took, where trainer.batching=ready may give it others."""
+        return self._places
+
     def is_skipped(self, step: int) -> bool:
         """Whether a step must not train on its groups."""
         return step in self._skipped
 
-    def roll_back(self, step: int, trip: Trip) -> RolledBackError:
+    def roll_back(self, step: int, trip: Trip, places: Sequence[Place] = ()) -> RolledBackError:
         """Record durably that a step is to be skipped; returns the error that ends this process.
+
+        Args:
+            places: what it has taken, for `places`; empty where it takes the same ones again anyway.
 
         Raises:
             GuardStopError: no further rollback is allowed.
@@ -70,6 +84,7 @@ class Rollbacks:
             before = f" (before: steps {steps})" if steps else ""
             raise make_stop_error(step, trip, f"trainer.guards.max_rollbacks = {self._limit} are used up{before}, ")
         entry = {"step": step, "guard": trip.guard, "reason": trip.reason, "time": time.time()}
+        entry |= {"places": places} if places else {}
         write_json(self._path, [*self._entries, entry])
         return RolledBackError(
             f"guard '{trip.guard}' at step {step}: {trip.reason}: the next start resumes from the newest checkpoint "

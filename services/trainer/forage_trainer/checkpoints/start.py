@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from forage_common.errors import DiskFullError, UserError
@@ -13,6 +13,7 @@ from forage_common.telemetry.logs import get_logger
 from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.kept_groups import KeptGroups
 from forage_trainer.checkpoints.manifest import Manifest
+from forage_trainer.data.places import PLACES, PlacesOfSteps, Settled, place_of
 from forage_trainer.waiting import DiskRetry, RedisRetry
 
 
@@ -21,11 +22,13 @@ class Start:
     """Where a process begins.
 
     checkpoint: (state folder, manifest); None at step 0. acknowledged: the last step in the ledger, which is later than
-    the checkpoint if a newer checkpoint was damaged.
+    the checkpoint if a newer checkpoint was damaged. replayed: with trainer.batching=ready what each step between the
+    two has settled.
     """
 
     checkpoint: tuple[Path, Manifest] | None
     acknowledged: int
+    replayed: PlacesOfSteps = field(default_factory=dict)
 
 
 def await_space(checkpoints: Checkpoints, has_begun: bool, disk: DiskRetry) -> None:
@@ -69,7 +72,22 @@ def take_over(
     if (now := look()) != seen:  # the other one has gone on meanwhile
         start = find_start(settings, checkpoints, kept_groups, now[0])
     _record(settings, start, streams.epoch)
+    if settings.trainer.batching == "ready":
+        saved_step = start.checkpoint[1].step if start.checkpoint else 0
+        again = range(saved_step + 1, start.acknowledged + 1)
+        return replace(start, replayed=list_settled(kept_groups, streams, retry, again))
     return start
+
+
+def list_settled(kept_groups: KeptGroups, streams: StreamClient, retry: RedisRetry, steps: range) -> PlacesOfSteps:
+    """List the places that acknowledged steps have settled: of groups that were trained on, and of dropped ones."""
+    settled = {step: [place_of(group) for group in kept_groups.read(step).groups] for step in steps}
+    ledger = retry(streams.read_ledger) if steps else {}
+    dropped = {uid: step for step in steps if step in ledger for uid in ledger[step].dropped_group_uids}
+    for issue in retry(streams.read_issued) if dropped else ():
+        if step := dropped.get(issue.group_uid):
+            settled[step].append((issue.batch, issue.position))
+    return settled
 
 
 def _record(settings: Settings, start: Start, epoch: int) -> None:
@@ -88,7 +106,8 @@ def find_start(settings: Settings, checkpoints: Checkpoints, kept_groups: KeptGr
         acknowledged: the last step in the ledger.
 
     Raises:
-        UserError: there is none, and Redis or the folder says that the run has begun.
+        UserError: there is none, and Redis or the folder says that the run has begun; or it is one of
+            trainer.batching=ready, and this run is strict.
     """
     checkpoint, run = checkpoints.find_newest(), settings.run
     if checkpoint is not None and not settings.trainer.resume:
@@ -97,6 +116,8 @@ def find_start(settings: Settings, checkpoints: Checkpoints, kept_groups: KeptGr
             "give another run.id, or set trainer.resume=true to resume"
         )
     saved_step = checkpoint[1].step if checkpoint is not None else 0
+    if checkpoint is not None:
+        match_order(settings, checkpoint[1])
     # Acknowledged groups are gone from the stream. The files have those since the checkpoint before the newest.
     again = range(saved_step + 1, acknowledged + 1)
     if not kept_groups.has(again):
@@ -107,3 +128,26 @@ def find_start(settings: Settings, checkpoints: Checkpoints, kept_groups: KeptGr
     if again:
         get_logger().warning("steps_taken_again", first=again[0], last=again[-1], checkpoint=saved_step)
     return Start(checkpoint, acknowledged)
+
+
+def match_order(settings: Settings, manifest: Manifest) -> None:
+    """See to it that the next step takes groups that no step has taken, whatever trainer.batching was before.
+
+    Raises:
+        UserError: it was ready, and is strict: a strict step would take groups of its batch again.
+    """
+    state = manifest.parts.get(PLACES)
+    if settings.trainer.batching == "strict":
+        if state is not None:
+            raise UserError(
+                f"run '{settings.run.id}' was trained with trainer.batching=ready up to step {manifest.step}, and its "
+                "steps took groups of several batches: set trainer.batching=ready to go on, or give another run.id"
+            )
+        return
+    if state is None:
+        settled = Settled(settings.data.train_batch_size)
+        settled.restart(manifest.step)
+        state = settled.state_dict()
+    # While steps are taken again, a checkpoint knows of those that were acknowledged and come after it.
+    places = [place for place in state["places"] if place[2] <= manifest.step]
+    manifest.parts[PLACES] = state | {"places": places}

@@ -12,6 +12,7 @@ from prometheus_client import Counter
 from forage_common.streams.client import Entry, StreamClient
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+from forage_trainer.data.places import Place
 from forage_trainer.waiting import RedisRetry
 
 SILENCE_S = 10.0
@@ -24,16 +25,16 @@ LOST = Counter("forage_trainer_groups_lost_total", "Groups that vanished from Re
 
 @dataclass(frozen=True)
 class Receiver:
-    """Who waits for the groups of one batch.
+    """Who waits for groups.
 
-    accept: takes groups, and returns how many were of use. list_missing: returns the positions without a group.
-    issue_again: issues a lost group again, from its position, the next attempt, and the uid of the last one (None where
+    accept: takes groups, and returns how many were of use. list_missing: returns the places without a group.
+    issue_again: issues a lost group again, from its place, the next attempt, and the uid of the last one (None where
     none was issued).
     """
 
     accept: Callable[[Entries], int]
-    list_missing: Callable[[], Collection[int]]
-    issue_again: Callable[[int, int, str | None], None]
+    list_missing: Callable[[], Collection[Place]]
+    issue_again: Callable[[Place, int, str | None], None]
 
 
 class Arrivals:
@@ -70,7 +71,7 @@ class Arrivals:
         """Begin to measure the silence."""
         self._arrived = self._searched = time.monotonic()
 
-    def receive(self, batch: int, receiver: Receiver, block_s: float) -> None:
+    def receive(self, receiver: Receiver, block_s: float) -> None:
         """Hand over what arrives within `block_s`; after a silence, look for lost groups and issue them again."""
         now = time.monotonic()
         if receiver.accept(self.claim(block_s)):
@@ -79,9 +80,9 @@ class Arrivals:
             self._searched = now
             self._on_silence()
             before = list(receiver.list_missing())
-            lost = self.find_lost(batch, receiver)
-            for position, (attempt, uid) in lost.items():
-                receiver.issue_again(position, attempt, uid)
+            lost = self.find_lost(receiver)
+            for place, (attempt, uid) in lost.items():
+                receiver.issue_again(place, attempt, uid)
             if lost or list(receiver.list_missing()) != before:
                 self._arrived = time.monotonic()
 
@@ -123,8 +124,8 @@ class Arrivals:
         """Note that these groups have left the stream."""
         self._known.difference_update(ids)
 
-    def find_lost(self, batch: int, receiver: Receiver) -> dict[int, tuple[int, str | None]]:
-        """Find the groups of a batch that are nowhere: neither asked for, nor answered.
+    def find_lost(self, receiver: Receiver) -> dict[Place, tuple[int, str | None]]:
+        """Find the missing groups that are nowhere: neither asked for, nor answered.
 
         A prompt leaves the prompts stream in the transaction that writes its group. So a group whose prompt was gone
         at first and that is not among all groups read after that was deleted, rejected, or lost with the server's data.
@@ -133,17 +134,22 @@ class Arrivals:
             receiver: takes the groups that are found on the way.
 
         Returns:
-            position → (the attempt to issue next, the uid of the last one or None where none was issued).
+            place → (the attempt to issue next, the uid of the last one or None where none was issued).
         """
-        absent = self._retry(partial(self._streams.find_absent, self._stream, batch))
-        issues = self._retry(partial(self._streams.read_issues, self._stream, batch))
+        absent: dict[int, set[tuple[int, int]]] = {}
+        issues: dict[int, dict[tuple[int, int], str]] = {}
+        for batch in sorted({batch for batch, _ in receiver.list_missing()}):
+            absent[batch] = self._retry(partial(self._streams.find_absent, self._stream, batch))
+            issues[batch] = self._retry(partial(self._streams.read_issues, self._stream, batch))
         self.claim_all(receiver.accept)
-        lost: dict[int, tuple[int, str | None]] = {}
-        for position in receiver.list_missing():
-            attempts = [place for place in issues if place[0] == position]
-            if absent.issuperset(attempts):
+        lost: dict[Place, tuple[int, str | None]] = {}
+        for batch, position in receiver.list_missing():
+            if batch not in issues:
+                continue  # it is missing since just now: a group that was there was issued again
+            attempts = [attempt for attempt in issues[batch] if attempt[0] == position]
+            if absent[batch].issuperset(attempts):
                 last = max(attempts, default=None)
-                lost[position] = (0, None) if last is None else (last[1] + 1, issues[last])
+                lost[batch, position] = (0, None) if last is None else (last[1] + 1, issues[batch][last])
                 LOST.inc()
                 get_logger().warning("group_lost", batch=batch, position=position, attempts=len(attempts))
         return lost

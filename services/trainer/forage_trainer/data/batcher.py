@@ -1,10 +1,10 @@
-"""Groups from the trajectories stream, assembled into complete batches in the order of their positions."""
+"""Groups from the trajectories stream, assembled into the batches of the steps."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from forage_trainer.data.arrivals import Arrivals, Entries, Receiver
 from forage_trainer.data.dataset import refill_number
 from forage_trainer.data.feeder import Feeder
 from forage_trainer.data.idle import IdleTime
+from forage_trainer.data.places import Held, Place, PlacesOfSteps, ReadyOrder, StrictOrder, place_of
 from forage_trainer.waiting import RedisRetry
 
 LOG_INTERVAL_S = 10.0
@@ -32,6 +33,7 @@ MAX_STALE_ATTEMPTS = 10
 """Attempts of one position that may be dropped as stale: more mean that the engines do not take what is published."""
 _BLOCK_S = 1.0
 _AHEAD_INTERVAL_S = 0.05
+_NONE: PlacesOfSteps = {}
 WAIT_SECONDS = Counter("forage_trainer_wait_seconds_total", "Time waited for groups; grows during the wait")
 DROPPED = Counter("forage_trainer_groups_dropped_total", "Groups that are not trained on", ["reason"])
 for _reason in ("stale", "duplicate", "equal", "failed", "straggler"):
@@ -53,20 +55,25 @@ class StaleGroupsError(ForageError):
 
 @dataclass(frozen=True)
 class Batch:
-    """The groups of one batch, by position.
+    """The groups of one step, in the order of their places.
 
+    number: the step. With trainer.batching=strict its groups were issued for the batch of this number.
     stale: groups that were dropped as stale and issued again.
-    stragglers: positions without a group, because it did not arrive in time.
-    dropped: groups of this batch that others have replaced; only those that this process has dropped.
+    stragglers: places that are settled without a group, because it did not arrive in time.
+    dropped: groups of these places that others have replaced; only those that this process has dropped.
     rollout_idle_s: see `IdleTime`; None where it is unknown.
+    ends: batches that are over with this step.
+    reserved: see `StrictOrder.reserve`.
     """
 
     number: int
     entries: tuple[Entry[TrajectoryGroup], ...]
     stale: int
-    stragglers: tuple[int, ...] = ()
+    stragglers: tuple[Place, ...] = ()
     dropped: tuple[GroupFate, ...] = ()
     rollout_idle_s: float | None = None
+    ends: tuple[int, ...] = ()
+    reserved: tuple[Place, ...] = ()
 
     @property
     def groups(self) -> list[TrajectoryGroup]:
@@ -89,7 +96,10 @@ def oldest_version(group: TrajectoryGroup) -> int | None:
 
 
 class Batcher:
-    """Holds groups until their batch is complete. At most (max_staleness + 1) batches are in memory."""
+    """Holds groups until their step, which `StrictOrder` or `ReadyOrder` names.
+
+    At most those of (max_staleness + 1) batches are in memory.
+    """
 
     def __init__(
         self,
@@ -114,24 +124,34 @@ class Batcher:
         self._retry = retry
         self._health = health
         self._meanwhile = meanwhile
-        self._arrivals = Arrivals(
-            streams, streams.trajectories, retry, lambda batch: batch <= self._consumed, on_silence
-        )
-        self._held: dict[int, dict[int, Entry[TrajectoryGroup]]] = {}
+        self._arrivals = Arrivals(streams, streams.trajectories, retry, feeder.settled.is_over, on_silence)
+        self._order: StrictOrder | ReadyOrder = StrictOrder(batch_size)
+        if settings.batching == "ready":
+            self._order = ReadyOrder(batch_size, settings.max_staleness, feeder.list_open)
+        self._settled = feeder.settled
+        self._held: dict[Place, Held] = {}
         self._taken: set[bytes] = set()
+        self._places: Sequence[Place] = ()
         self._late: Entries = []
         self._consumed = 0
-        self._stale: dict[int, int] = {}
-        self._dropped: dict[int, list[GroupFate]] = {}
+        self._dropped: dict[Place, list[tuple[str, GroupFate]]] = {}
         self._idle = IdleTime()
 
-    def start(self, consumed: int) -> int:
-        """Forget batches up to `consumed`, and reclaim what an earlier process had claimed. Returns groups held."""
+    def start(self, consumed: int, replayed: PlacesOfSteps = _NONE, reserved: PlacesOfSteps = _NONE) -> int:
+        """Forget the groups of steps up to `consumed`, and reclaim what an earlier process had claimed.
+
+        Args:
+            replayed, reserved: see `ReadyOrder.restart`.
+
+        Returns:
+            Groups held.
+        """
         self._consumed = consumed
-        self._held = {number: held for number, held in self._held.items() if number > consumed}
+        self._order.restart(self._settled, consumed, replayed, reserved)
+        self._held = {place: held for place, held in self._held.items() if place not in self._settled}
         self._accept(self._arrivals.reclaim())
         self._discard_late(consumed)
-        return sum(len(held) for held in self._held.values())
+        return len(self._held)
 
     def next_batch(self, number: int, timeout_s: float) -> Batch:
         """Wait for batch `number`: complete, or without the stragglers that the settings say to drop.
@@ -148,13 +168,11 @@ class Batcher:
     def _collect(self, number: int, timeout_s: float, wait: Wait) -> Batch:
         began = logged = counted = time.monotonic()
         self._arrivals.begin_wait()
-        receiver = Receiver(
-            self._accept, lambda: self._missing_positions(number), lambda *lost: self._issue_again(number, *lost)
-        )
+        receiver = Receiver(self._accept, lambda: self._list_absent(number), self._issue_again)
         first: float | None = None
         straggler_timeout = self._settings.straggler_timeout_s
         self._drop_stale(number)
-        while missing := self._missing_positions(number):
+        while missing := self._order.choose(number, self._held)[1]:
             wait.detail = f"batch {number}: {len(missing)} of {self._size} groups missing"
             wait.renew(self._arrivals.silence_s)
             self._health.wait_for("batch", wait.detail)
@@ -170,7 +188,7 @@ class Batcher:
             if self._arrivals.silence_s > timeout_s:
                 raise BatchTimeoutError(
                     f"batch {number} lacks {len(missing)} of {self._size} groups after {now - began:.0f} s "
-                    f"(positions {_format_positions(missing)}): is a rollout service running for this run?"
+                    f"(positions {_format_places(missing, number)}): is a rollout service running for this run?"
                 )
             if now - logged > LOG_INTERVAL_S:
                 logged = now
@@ -179,19 +197,28 @@ class Batcher:
                     batch=number,
                     have=self._size - len(missing),
                     want=self._size,
-                    missing=_format_positions(missing),
+                    missing=_format_places(missing, number),
                     waited_s=round(now - began),
                 )
-            self._arrivals.receive(number, receiver, _BLOCK_S)
+            self._arrivals.receive(receiver, _BLOCK_S)
             self._meanwhile()
             self._drop_stale(number)
         WAIT_SECONDS.inc(time.monotonic() - counted)
         self._health.mark_ready("batch")
-        held = self._held[number]
-        self._taken = {entry.id for entry in held.values()}
-        entries, dropped = tuple(held[p] for p in sorted(held)), tuple(self._dropped.get(number, ()))
-        idle_s = self._idle.measure(entries)
-        return Batch(number, entries, self._stale.get(number, 0), tuple(missing), dropped, idle_s)
+        here, missing = self._order.choose(number, self._held)
+        entries = tuple(self._held[place].entry for place in sorted(here))
+        self._taken, self._places = {entry.id for entry in entries}, [*here, *missing]
+        dropped = [pair for place in self._places for pair in self._dropped.get(place, ())]
+        return Batch(
+            number,
+            entries,
+            sum(reason == "stale" for reason, _ in dropped),
+            tuple(missing),
+            tuple(fate for _, fate in dropped),
+            self._idle.measure(entries),
+            self._settled.find_ends(self._places),
+            self._order.reserve(self._places),
+        )
 
     @contextmanager
     def assemble_ahead(self) -> Iterator[None]:
@@ -213,19 +240,23 @@ class Batcher:
             claiming.result()
 
     def forget(self, ids: Iterable[bytes], acknowledged: int) -> None:
-        """Note that these groups, and with them every batch up to `acknowledged`, were acknowledged.
+        """Note that these groups, and with them every step up to `acknowledged`, were acknowledged.
 
-        Until then they are ours, and what came too late for its batch stays as well: a crash repeats the step with it.
+        Until then they are ours, and what came too late for its step stays as well: a crash repeats the step with it.
         """
         self._arrivals.forget(ids)
+        self._settled.forget(acknowledged)
         self._discard_late(acknowledged)
 
     def mark_consumed(self, number: int) -> None:
-        """Note that the batch was trained on: later copies of its groups are superseded."""
-        held = self._held.pop(number, {})
-        self._late += [entry for entry in held.values() if entry.id not in self._taken]
-        self._stale.pop(number, None)
-        self._dropped.pop(number, None)
+        """Note that the step has trained on the batch it got last: later copies of its groups are superseded."""
+        self._settled.settle(number, self._places)
+        for place in self._places:
+            held = self._held.pop(place, None)
+            if held is not None and held.entry.id not in self._taken:
+                self._late.append(held.entry)
+            self._dropped.pop(place, None)
+        self._places = ()
         self._consumed = max(self._consumed, number)
 
     def clear(self) -> None:
@@ -234,9 +265,8 @@ class Batcher:
         self._arrivals.claim_all(self._accept)
         self._discard_late(self._consumed)
 
-    def _missing_positions(self, number: int) -> list[int]:
-        held = self._held.get(number, {})
-        return [p for p in range(self._size) if p not in held]
+    def _list_absent(self, number: int) -> list[Place]:
+        return [place for place in self._order.list_candidates(number) if place not in self._held]
 
     def _claim(self, block_s: float) -> int:
         return self._accept(self._arrivals.claim(block_s))
@@ -246,25 +276,25 @@ class Batcher:
             while not over.wait(_AHEAD_INTERVAL_S):  # wait: pause between two claims
                 self._claim(0.0)
 
-    def _issue_again(self, number: int, position: int, attempt: int, uid: str | None) -> None:
-        self._feeder.issue_again(number, position, attempt, refill_number(uid) if uid else 0)
+    def _issue_again(self, place: Place, attempt: int, uid: str | None) -> None:
+        self._feeder.issue_again(*place, attempt, refill_number(uid) if uid else 0)
 
     def _accept(self, entries: Entries) -> int:
         """Keep new groups and discard the others. Returns how many were new.
 
         Entries stay unacknowledged while they are held, and after their step until its checkpoint: when this process
         dies, the next one reclaims them. Only superseded groups are discarded, as a position can receive a second group
-        after a crash between reissue and discard, and those of batches in the ledger.
+        after a crash between reissue and discard, and those of places that steps in the ledger have settled.
         """
         new = 0
         for entry in entries:
             group = entry.message
-            held = self._held.setdefault(group.batch, {}) if group.batch > self._consumed else None
-            if held is None:
+            place = place_of(group)
+            if place in self._settled:
                 self._late.append(entry)
             elif group.position >= self._size:
                 self._discard(entry, "duplicate")
-            elif group.position not in held:
+            elif place not in self._held:
                 new += 1
                 spans.record_claim(group)
                 # As in `_drop_stale`: the new prompt first, the old group second.
@@ -273,12 +303,12 @@ class Batcher:
                 elif self._feeder.refill(group):
                     self._discard(entry, "equal")
                 else:
-                    held[group.position] = entry
-            elif held[group.position].id != entry.id:
+                    self._held[place] = Held(entry, oldest_version(group))
+            elif self._held[place].entry.id != entry.id:
                 self._discard(entry, "duplicate")
         return new
 
-    def _report_stragglers(self, number: int, missing: list[int], waited_s: float) -> None:
+    def _report_stragglers(self, number: int, missing: list[Place], waited_s: float) -> None:
         drop = self._settings.partial_groups == "drop"
         if drop:
             DROPPED.labels("straggler").inc(len(missing))
@@ -286,39 +316,38 @@ class Batcher:
             "stragglers_dropped" if drop else "stragglers",
             batch=number,
             missing=len(missing),
-            positions=_format_positions(missing),
+            positions=_format_places(missing, number),
             waited_s=round(waited_s, 1),
         )
 
     def _discard_late(self, acknowledged: int) -> None:
         late, self._late = self._late, []
         for entry in late:
-            if entry.message.batch <= acknowledged:
+            if self._settled.step_of(place_of(entry.message)) <= acknowledged:
                 self._discard(entry, "duplicate")
             else:
                 self._late.append(entry)
 
     def _drop_stale(self, number: int) -> None:
-        """Drop the groups of batch `number` that are too stale for version `number - 1`, which is about to train."""
+        """Drop the groups that are too stale for version `number - 1`, which is about to train in step `number`."""
         bound = number - 1 - self._settings.max_staleness
-        held = self._held.get(number, {})
-        for position, entry in sorted(held.items()):
-            version = oldest_version(entry.message)
-            if version is None or version >= bound:
+        for place in self._order.list_candidates(number):
+            held = self._held.get(place)
+            if held is None or held.oldest is None or held.oldest >= bound:
                 continue
-            attempts = entry.message.attempt - refill_number(entry.message.group_uid)
+            group = held.entry.message
+            attempts = group.attempt - refill_number(group.group_uid)
             if attempts >= MAX_STALE_ATTEMPTS:
                 raise StaleGroupsError(
-                    f"batch {number}, position {position}: after {attempts} further attempts the group was still "
-                    f"sampled under version {version}, older than {bound}: the engines do not take what is published; "
-                    "look for policy_refused in the rollout service's log"
+                    f"batch {place[0]}, position {place[1]}: after {attempts} further attempts the group was still "
+                    f"sampled under version {held.oldest}, older than {bound}: the engines do not take what is "
+                    "published; look for policy_refused in the rollout service's log"
                 )
             # The new prompt first, the old group second. A crash between the two repeats both, and issuing is
             # idempotent; in the other order it would leave the position without a group until it is found missing.
-            self._feeder.reissue(entry.message)
-            del held[position]
-            self._stale[number] = self._stale.get(number, 0) + 1
-            self._discard(entry, "stale")
+            self._feeder.reissue(group, self._order.note_stale(number, place))
+            del self._held[place]
+            self._discard(held.entry, "stale")
 
     def _discard(self, entry: Entry[TrajectoryGroup], reason: str) -> None:
         self._arrivals.discard([entry.id])
@@ -326,7 +355,7 @@ class Batcher:
         group = entry.message
         if because := _REPLACED.get(reason):
             fate = GroupFate(group.group_uid, group.position, group.attempt, Fate.DROPPED, f"{reason}: {because}")
-            self._dropped.setdefault(group.batch, []).append(fate)
+            self._dropped.setdefault(place_of(group), []).append((reason, fate))
         spans.record_drop(group, reason)
         get_logger().info(
             "group_dropped",
@@ -338,6 +367,7 @@ class Batcher:
         )
 
 
-def _format_positions(positions: list[int]) -> str:
-    shown = ", ".join(str(p) for p in positions[:8])
-    return shown + (f" and {len(positions) - 8} more" if len(positions) > 8 else "")
+def _format_places(places: list[Place], number: int) -> str:
+    """The positions of a batch, or batch/position of another one."""
+    names = (str(position) if batch == number else f"{batch}/{position}" for batch, position in places[:8])
+    return ", ".join(names) + (f" and {len(places) - 8} more" if len(places) > 8 else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from prometheus_client import Counter, Gauge
 
@@ -14,6 +15,7 @@ from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Prompt, Purpose, Sampling, TrajectoryGroup
 from forage_trainer.data import spans
 from forage_trainer.data.dataset import Batches, refill_number
+from forage_trainer.data.places import PLACES, Place, Settled
 from forage_trainer.data.selection import find_equal_groups, has_outage
 from forage_trainer.waiting import RedisRetry
 
@@ -35,8 +37,10 @@ def sampling_seed(run_seed: int, batch: int, position: int, refill: int) -> int:
 class Feeder:
     """Issues batch b once version b - 1 - max_staleness exists.
 
-    Batch b is trained on by version b - 1 and its prompts name b - 1 - max_staleness as their lowest version, so no
-    token exceeds the bound. The batcher checks that once more before it trains.
+    With trainer.batching=strict batch b is trained on by version b - 1 and its prompts name b - 1 - max_staleness as
+    their lowest version, so no token exceeds the bound. The batcher checks that once more before it trains.
+
+    settled: the places that need no group any more, which it never issues.
     """
 
     def __init__(self, settings: Settings, streams: StreamClient, batches: Batches, retry: RedisRetry) -> None:
@@ -44,6 +48,7 @@ class Feeder:
         MAX_STALENESS.set(settings.trainer.max_staleness)
         self._streams = streams
         self._batches = batches
+        self.settled = Settled(batches.batch_size)
         self._retry = retry
         self._next: int | None = None
         self._version = 0
@@ -57,17 +62,29 @@ class Feeder:
         trainer = self._settings.trainer
         self._version = version
         last = min(version + 1 + trainer.max_staleness, trainer.total_training_steps)
-        first = version + 1 if self._next is None else self._next
+        first = self._next
+        if first is None:  # with strict batching a version has consumed as many batches
+            first = 1 + (self.settled.floor if trainer.batching == "ready" else version)
         issued = range(first, last + 1)
         for batch in issued:
             for position in range(self._batches.batch_size):
-                self.issue(batch, position, attempt=0, version=version)
+                if (batch, position) not in self.settled:
+                    self.issue(batch, position, attempt=0, version=version)
         self._next = max(first, last + 1)
         return issued
 
-    def reissue(self, group: TrajectoryGroup) -> None:
-        """Issue the question of a group again, to be sampled under the current policy version or later."""
-        self.issue_again(group.batch, group.position, group.attempt + 1, refill_number(group.group_uid))
+    @property
+    def parts(self) -> dict[str, Settled]:
+        """What a checkpoint must hold to go on from: nothing with strict batching, where its step says it all."""
+        return {PLACES: self.settled} if self._settings.trainer.batching == "ready" else {}
+
+    def list_open(self) -> list[Place]:
+        """List the places that were issued and are not settled."""
+        return [] if self._next is None else list(self.settled.list_open(self._next - 1))
+
+    def reissue(self, group: TrajectoryGroup, version: int = 0) -> None:
+        """Issue the question of a group again, to be sampled under this and the current policy version or later."""
+        self.issue_again(group.batch, group.position, group.attempt + 1, refill_number(group.group_uid), version)
 
     def refill(self, group: TrajectoryGroup) -> bool:
         """Issue another question at the position of a group whose rewards are all equal. False: keep the group."""
@@ -89,18 +106,18 @@ class Feeder:
         self.issue_again(group.batch, group.position, group.attempt + 1, refill)
         return True
 
-    def find_latest(self, batch: int, positions: Sequence[int]) -> tuple[str, ...]:
-        """Find the uids of the questions that were issued last at these positions of a batch."""
-        if not positions:
-            return ()
-        issues = self._retry(lambda: self._streams.read_issues(self._streams.trajectories, batch))
-        latest = {position: uid for (position, _), uid in sorted(issues.items())}
-        return tuple(latest.get(position) or self._batches.group(batch, position)[0] for position in positions)
+    def find_latest(self, places: Sequence[Place]) -> tuple[str, ...]:
+        """Find the uids of the questions that were issued last at these places."""
+        latest: dict[Place, str] = {}
+        for batch in sorted({batch for batch, _ in places}):
+            issues = self._retry(partial(self._streams.read_issues, self._streams.trajectories, batch))
+            latest |= {(batch, position): uid for (position, _), uid in sorted(issues.items())}
+        return tuple(latest.get(place) or self._batches.group(*place)[0] for place in places)
 
-    def issue_again(self, batch: int, position: int, attempt: int, refill: int = 0) -> None:
-        """Issue a further attempt at a position, to be sampled under the current policy version or later."""
+    def issue_again(self, batch: int, position: int, attempt: int, refill: int = 0, version: int = 0) -> None:
+        """Issue a further attempt at a position, to be sampled under this and the current policy version or later."""
         # Groups of batches ahead arrive early; they must not ask for a version older than their own batch allows.
-        version = max(self._version, batch - 1 - self._settings.trainer.max_staleness)
+        version = max(version, self._version, batch - 1 - self._settings.trainer.max_staleness)
         self.issue(batch, position, attempt, version, refill)
 
     def issue(self, batch: int, position: int, attempt: int, version: int, refill: int = 0) -> None:

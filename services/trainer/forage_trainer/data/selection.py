@@ -12,6 +12,7 @@ from forage_common.settings import AdvantageEstimator, AlgorithmSettings, Traine
 from forage_common.v1.trajectory_pb2 import Status, Trajectory, TrajectoryGroup
 from forage_trainer.algorithms.estimators.groups import find_participants
 from forage_trainer.algorithms.token_rewards import to_structured_reward
+from forage_trainer.data.places import list_slots
 
 LEFT_OUT = "left out of the step, "
 """What the detail of a status begins with where `leave_out_unusable` has given it."""
@@ -21,10 +22,10 @@ LEFT_OUT = "left out of the step, "
 class Selection:
     """Rows that take part, and the groups that do not.
 
-    trajectories: the rows; positions: the position of each row's group within the batch, which does not depend on
-        the groups that are missing.
+    trajectories: the rows; positions: the slot of each row's group within the step (`places.list_slots`), which does
+        not depend on the groups that are missing.
     dead_groups: number of groups with too few valid rows.
-    filtered: positions of groups left out because their rewards are all equal.
+    filtered: slots of groups left out because their rewards are all equal.
     """
 
     trajectories: tuple[Trajectory, ...]
@@ -48,8 +49,9 @@ def select_trajectories(groups: Sequence[TrajectoryGroup], settings: AlgorithmSe
     dead = participants.dead_groups + sum(not group.trajectories for group in groups)
     filtered = find_equal_groups(groups, settings.adv_estimator) if settings.filter_groups else ()
     used = [row for row, use in zip(rows, participants.used.tolist(), strict=True) if use and row[0] not in filtered]
-    positions = tuple(groups[number].position for number, _ in used)
-    return Selection(tuple(t for _, t in used), positions, dead, tuple(groups[number].position for number in filtered))
+    slots = list_slots(groups)
+    positions = tuple(slots[number] for number, _ in used)
+    return Selection(tuple(t for _, t in used), positions, dead, tuple(slots[number] for number in filtered))
 
 
 def leave_out_unusable(groups: Sequence[TrajectoryGroup], settings: TrainerSettings) -> dict[str, int]:

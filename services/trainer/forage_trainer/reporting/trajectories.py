@@ -17,6 +17,7 @@ from forage_common.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
 from forage_records.step_file import Fate, GroupFate, StepRow, list_saved_steps, step_file_path, write_step
 from forage_records.trajectory_file import explain_failure
 from forage_trainer.data.batcher import Batch
+from forage_trainer.data.places import list_slots
 from forage_trainer.data.selection import LEFT_OUT, Selection, is_valid
 from forage_trainer.data.tensors import StepTensors
 from forage_trainer.data.texts import TextReader
@@ -96,17 +97,17 @@ class StepFiles:
 
 
 def list_fates(record: StepRecord, min_samples: int, late: Sequence[str] = ()) -> list[GroupFate]:
-    """List what became of every group that was issued for the step, by position.
+    """List what became of every group of the step's places, by position.
 
     Args:
         min_samples: valid trajectories that the estimator needs of a group.
         late: see `StepFiles.write`.
     """
     fates = list(record.batch.dropped)
-    for position, uid in zip(record.batch.stragglers, late, strict=False):
+    for (_, position), uid in zip(record.batch.stragglers, late, strict=False):
         fates.append(GroupFate(uid, position, 0, Fate.DROPPED, "straggler: it did not arrive in time"))
-    for group in record.groups:
-        fate, reason = _find_fate(group, record, min_samples)
+    for group, slot in zip(record.groups, list_slots(record.groups), strict=True):
+        fate, reason = _find_fate(group, slot, record, min_samples)
         fates.append(GroupFate(group.group_uid, group.position, group.attempt, fate, reason))
     return sorted(fates, key=lambda fate: (fate.position, fate.attempt))
 
@@ -147,14 +148,14 @@ def build_rows(step: int, record: StepRecord, fates: Sequence[GroupFate]) -> Ite
         )
 
 
-def _find_fate(group: TrajectoryGroup, record: StepRecord, min_samples: int) -> tuple[Fate, str]:
+def _find_fate(group: TrajectoryGroup, slot: int, record: StepRecord, min_samples: int) -> tuple[Fate, str]:
     valid = sum(map(is_valid, group.trajectories))
     if valid < max(1, min_samples):
         failures = Counter(_explain_invalid(trajectory) for trajectory in group.trajectories)
         kinds = "; ".join(f"{count} × {reason}" for reason, count in failures.most_common() if reason)
         needs = f"{valid} of {len(group.trajectories)} trajectories are valid, {max(1, min_samples)} needed"
         return Fate.DEAD, f"{needs} ({kinds})" if kinds else needs
-    if group.position in record.selected.filtered:
+    if slot in record.selected.filtered:
         return Fate.FILTERED, "all rewards are equal"
     if record.unused:
         return Fate.UNUSED, f"the step took no update: {record.unused}"

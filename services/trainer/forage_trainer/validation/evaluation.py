@@ -227,8 +227,8 @@ class Validation:
         total, arrivals = len(self._questions), evaluation.arrivals
         receiver = Receiver(
             lambda entries: self._accept(evaluation, entries),
-            lambda: sorted(evaluation.outstanding),
-            lambda position, attempt, _: self._issue(evaluation, position, attempt),
+            lambda: [(evaluation.policy.version, position) for position in sorted(evaluation.outstanding)],
+            lambda place, attempt, _: self._issue(evaluation, place[1], attempt),
         )
         logged = time.monotonic()
         arrivals.begin_wait()
@@ -248,7 +248,7 @@ class Validation:
             if time.monotonic() - logged > LOG_INTERVAL_S:
                 logged = time.monotonic()
                 get_logger().info("validating", label=evaluation.label, have=len(evaluation.answers), want=total)
-            arrivals.receive(evaluation.policy.version, receiver, _BLOCK_S)
+            arrivals.receive(receiver, _BLOCK_S)
 
     def _accept(self, evaluation: _Evaluation, entries: Entries) -> int:
         """Store answers and issue failed questions again; both leave the stream. Returns the number of entries."""
