@@ -88,10 +88,8 @@ class RecordedRun:
     @property
     def outstanding(self) -> dict[int, list[int]]:
         """Batch → positions that were issued and are not acknowledged."""
-        if self.is_strict:
-            last, counted = max(self.acknowledged, default=0), set()
-        else:
-            last, counted = 0, {self.places.get(uid) for uid in self.counted}
+        last = max(self.acknowledged, default=0) if self.is_strict else 0
+        counted = {self.places.get(uid) for uid in self.counted if not self.is_strict}
         later = {
             batch: {position for position in uids.values() if (batch, position) not in counted}
             for batch, uids in self.positions.items()
