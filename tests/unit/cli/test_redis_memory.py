@@ -45,7 +45,9 @@ def make_trajectory(prompt: int, generated: int, observed: int, turns: int) -> T
         end = prompt + len(trajectory.loss_mask)
         trajectory.spans.add(role=Role.ROLE_ENV, begin=end - observed, end=end, implied=True)
         for place in range(3):
-            document = turn.documents.add(id=str(RANDOM.randrange(10**7)), contents=write_text(3), score=RANDOM.random())
+            document = turn.documents.add(
+                id=str(RANDOM.randrange(10**7)), contents=write_text(3), score=RANDOM.random()
+            )
             document.quote.begin, document.quote.length = 700 * place, 700
         turn.provenance.index_digest = turn.provenance.corpus_digest = turn.provenance.encoder_digest = "a" * 64
     count = prompt + len(trajectory.loss_mask)
