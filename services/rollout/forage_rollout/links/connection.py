@@ -8,6 +8,7 @@ import secrets
 import socket
 from abc import ABC, abstractmethod
 from contextlib import suppress
+from typing import cast
 
 from forage_common.telemetry.logs import get_logger
 from forage_rollout.links.frames import FrameError, FrameReader, Kind, pack_frame
@@ -45,8 +46,7 @@ class FrameConnection(asyncio.Protocol, ABC):
         return f"{name[0]}:{name[1]}" if name else "unknown"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's, which Ray uses, is no subclass
         connected: socket.socket | None = transport.get_extra_info("socket")
         if connected is not None:
             with suppress(OSError):  # a socket that has ended already, or is none of TCP

@@ -1,7 +1,7 @@
 """Frames of the connections between agents and engines: fixed fields and packed arrays, nothing pickled.
 
-A frame is its header (bytes of the body, kind, number of the request) and the body. Numbers are little-endian: 32 bits a
-token, and a log-probability is the 32-bit float that a trajectory keeps.
+A frame is its header (bytes of the body, kind, number of the request) and the body. Numbers are little-endian: a token
+has 32 bits, and a log-probability is the 32-bit float that a trajectory keeps.
 """
 
 from __future__ import annotations

@@ -163,6 +163,7 @@ class EngineLink(FrameConnection):
         lost = f"the connection to the engine at {self._door.address} has ended ({error or 'closed there'})"
         if not self._welcome.done():
             self._welcome.set_exception(LinkLostError(lost))
+            self._welcome.exception()  # seen: who connects may have given up
         for reply in self._waiting.values():
             if not reply.done():
                 reply.set_exception(LinkLostError(lost))

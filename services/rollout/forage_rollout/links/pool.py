@@ -1,8 +1,8 @@
 """An agent's engines: a connection to each replica, the choice among them, and generations that outlive a replica.
 
 The agent holds the tokens of a trajectory, so what a replica that dies takes with it is the generation that it was
-sampling. That one is asked again of another replica, whole: same context, same seed, and the versions of whatever policy
-is served there. Nothing of the lost one is kept, so no token is in a trajectory twice.
+sampling. That one is asked again of another replica, whole: same context, same seed, and the versions of whichever
+policy is served there. Nothing of the lost one is kept, so no token is in a trajectory twice.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ class EnginePool:
             try:
                 return await ask(link)
             except (LinkLostError, EngineLostError) as error:
-                replica.avoid()
+                if isinstance(error, EngineLostError):  # its process still takes requests
+                    replica.avoid()
                 if _sampler.admit(replica.name):  # every generation that it had says so
                     log.warning("engine_lost", replica=replica.name, detail=str(error))
                 note_loss(error)
@@ -226,10 +227,15 @@ class _Replica:
                 await asyncio.sleep(pause_s)  # wait: pause before the next attempt, until the replica is retired
                 pause_s = min(2 * pause_s, _MAX_RETRY_S)
                 continue
-            pause_s = _RETRY_S
             self._notify()
+            made_at = time.monotonic()
             await link.ended.wait()  # wait: the life of the connection
             self.link = None
-            self._counts.links_lost += not link.is_leaving
             if link.is_leaving:
                 return
+            self._counts.links_lost += 1
+            if time.monotonic() - made_at > _MAX_RETRY_S:
+                pause_s = _RETRY_S
+            else:  # it ends as soon as it is used
+                await asyncio.sleep(pause_s)  # wait: pause before the next attempt
+                pause_s = min(2 * pause_s, _MAX_RETRY_S)

@@ -107,9 +107,9 @@ def build_request(
 def rank_generation(context_tokens: int, ended: int, samples: int, longest: int) -> int:
     """The priority of a generation: the longest contexts come first, and those of groups that are nearly finished.
 
-    A batch ends with its last trajectory, and that is one with many turns. The samples of a group that have ended count
-    as their share of the longest context. No rank is below 0, which those have who wait for an answer themselves: users'
-    questions and requests to the OpenAI-compatible endpoints.
+    A batch ends with its last trajectory, and that is one with many turns. Samples of a group that have ended count as
+    their share of the longest context. No rank is below 0, which those have for whom somebody waits: users' questions
+    and requests to the OpenAI-compatible endpoints.
 
     Args:
         ended: samples of the group that are finished.
