@@ -1,8 +1,8 @@
-"""vLLM in this process, without the service: the lock-step loop and the ideal, on the service's own engine settings.
+"""vLLM in this process, without the service: lock-step loop, ideal, and orders of a batch, on the service's settings.
 
 `python in_process.py key=value …` makes the engine, prints `{"ready": true}`, and then answers every line on stdin,
 such as `{"way": "lockstep", "prompts": 64, "samples": 8, "number": 1, "batch": 64}`, with one line:
-`{"tokens_per_s": …}`.
+`{"tokens_per_s": …}`; the ways `fcfs` and `priority`, see `batch_order.py`, with `{"batch_s": …, "group_s": …}`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import plan
+from batch_order import SampleRanked, measure_batch
 from lockstep import Sample, format_observation, run_batches
 from plan import Row
 
@@ -27,15 +29,17 @@ from forage_common.v1.trajectory_pb2 import Document
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.loop.tokens import FileTokenizer
 
+ORDERS = ("fcfs", "priority")
 
-def make_sampler(engine: VllmEngine) -> Sample:
+
+def make_sampler(engine: VllmEngine) -> SampleRanked:
     """Sample directly from AsyncLLM: unseeded, not decoded, with the log-probabilities that a trainer needs."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     ids = itertools.count()
 
-    async def sample(context: list[int], tokens: int) -> list[int]:
+    async def sample(context: list[int], tokens: int, priority: int) -> list[int]:
         parameters = SamplingParams(
             temperature=1.0,
             min_tokens=tokens,
@@ -45,7 +49,9 @@ def make_sampler(engine: VllmEngine) -> Sample:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        async for output in engine.llm.generate({"prompt_token_ids": context}, parameters, request_id=f"b{next(ids)}"):
+        async for output in engine.llm.generate(
+            {"prompt_token_ids": context}, parameters, request_id=f"b{next(ids)}", priority=priority
+        ):
             final = output
         sampled = list(final.outputs[0].token_ids)
         assert len(sampled) == tokens
@@ -107,7 +113,11 @@ def _list_requests(row: Row, prompt: list[int], codec: FileTokenizer) -> list[tu
 async def serve(settings: Settings) -> None:
     """Answer the lines on stdin."""
     engine = VllmEngine(settings)
-    sample, codec, reward = make_sampler(engine), FileTokenizer(settings.model.path), RewardClient(settings)
+    sample_ranked, codec, reward = make_sampler(engine), FileTokenizer(settings.model.path), RewardClient(settings)
+
+    async def sample(context: list[int], tokens: int) -> list[int]:
+        return await sample_ranked(context, tokens, 0)
+
     async with RetrieverClient.from_settings(settings) as retriever:
         print_reply({"ready": True})
         while line := await asyncio.to_thread(sys.stdin.readline):
@@ -118,11 +128,15 @@ async def serve(settings: Settings) -> None:
                 uid: await engine.render_chat([{"role": "user", "content": plan.build_question(uid)}]) for uid in uids
             }
             prompts = [rendered[row.uid] for row in rows]
-            if order["way"] == "ideal":
-                rate = await measure_ideal(rows, prompts, sample, codec, order["batch"])
+            if (way := order["way"]) in ORDERS:
+                by_priority = way == "priority"
+                times = await measure_batch(rows, prompts, sample_ranked, codec, order["batch"], by_priority)
+                print_reply(asdict(times))
+            elif way == "ideal":
+                print_reply({"tokens_per_s": await measure_ideal(rows, prompts, sample, codec, order["batch"])})
             else:
                 rate = await run_batches(rows, prompts, order["batch"], sample, retriever, reward, codec)
-            print_reply({"tokens_per_s": rate})
+                print_reply({"tokens_per_s": rate})
     engine.shutdown()
 
 

@@ -9,6 +9,8 @@ Every method samples the same trajectories on the tiny policy: prompts, turns, l
 - ideal (`in_process.py`): the same generations as independent requests, never fewer than the engine runs at once.
 - Hugging Face generate (`hf_generate.py`): the lock-step loop on one padded batch a turn.
 
+- orders (`batch_order.py`): a batch whose searches take 0.2 to 2 s, by priority and first come first served.
+
 The retriever is a stand-in that takes exactly 5, 50 or 200 ms; a loaded one is measured last, by `queue_policies.py`,
 without an engine. Rounds are interleaved; ratios are medians of rounds.
 """
@@ -81,10 +83,17 @@ class InProcess:
 
     def measure(self, way: str, prompts: int, number: int, batch: int) -> float:
         """Measure tokens a second."""
+        return float(self._order(way, prompts, number, batch)["tokens_per_s"])
+
+    def measure_order(self, way: str, prompts: int, number: int, batch: int) -> dict[str, float]:
+        """Measure `batch_s` and `group_s`, see `batch_order.BatchTimes`."""
+        return self._order(way, prompts, number, batch)
+
+    def _order(self, way: str, prompts: int, number: int, batch: int) -> dict[str, Any]:
         assert self._process.stdin is not None
         order = {"way": way, "prompts": prompts, "samples": SAMPLES, "number": number, "batch": batch}
         print(json.dumps(order), file=self._process.stdin, flush=True)
-        return float(self.read_reply()["tokens_per_s"])
+        return self.read_reply()
 
     def read_reply(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -175,6 +184,17 @@ def measure_queue_policies(log: Path) -> dict[str, Any]:
     return measured
 
 
+def measure_orders(engine: InProcess, prompts: int, next_pass: Callable[[], int]) -> dict[str, dict[str, float]]:
+    """Measure the time of a batch by the engine's order, each order twice, in turns: medians."""
+    found: dict[str, list[dict[str, float]]] = {"fcfs": [], "priority": []}
+    for way in ("fcfs", "priority", "priority", "fcfs"):
+        found[way].append(engine.measure_order(way, prompts, next_pass(), IN_FLIGHT))
+    return {
+        way: {name: statistics.median(times[name] for times in measured) for name in measured[0]}
+        for way, measured in found.items()
+    }
+
+
 class Bench:
     """The running parts and the measurements so far: method → tokens a second of each round."""
 
@@ -230,7 +250,9 @@ def main() -> None:
         retriever = stack.enter_context(serve_slow_retriever(settings.retriever.http_address))
         service = stack.enter_context(start_rollout_service(settings, spinner))
         spinner.update("starting the in-process engine")
-        engine = stack.enter_context(start_in_process(common, logs / "in_process.log"))
+        # Requests of one priority are taken as they came, so that this engine has both orders.
+        by_priority = [*common, "rollout.engine.scheduling=priority"]
+        engine = stack.enter_context(start_in_process(by_priority, logs / "in_process.log"))
         bench = Bench(service, engine, retriever, prompts)
         spinner.update("warming up")
         engine.measure("ideal", 2 * SLOTS // SAMPLES, bench.next_pass(), SLOTS)
@@ -240,6 +262,8 @@ def main() -> None:
         retriever.delay_s = DELAYS_MS[0] / 1000
         spinner.update("Hugging Face generate")
         bench.rates["Hugging Face generate, 5 ms"] = [measure_hf_generate(common, 16, logs / "hf_generate.log")]
+        spinner.update("orders of a batch")
+        orders = measure_orders(engine, 2 * prompts, bench.next_pass)
         spinner.update(f"engine busy at {BUSY_IN_FLIGHT} in flight")
         busy = measure_busy_share(service, prompts, bench.next_pass())
         spinner.update("updates under load")
@@ -247,7 +271,7 @@ def main() -> None:
         spinner.update("stopping")
         stack.close()
         policies = measure_queue_policies(logs / "queue_policies.log")
-    report(console, bench.rates, prompts, busy, pauses, policies)
+    report(console, bench.rates, prompts, busy, pauses, policies, orders)
 
 
 def report_policies(console: Console, policies: dict[str, Any]) -> None:
@@ -263,6 +287,16 @@ def report_policies(console: Console, policies: dict[str, Any]) -> None:
     console.print(table)
 
 
+def report_orders(console: Console, orders: dict[str, dict[str, float]]) -> None:
+    """Print how long a batch takes by the order in which the engine takes waiting generations."""
+    table = Table(title="a batch whose searches take 0.2 to 2 s: seconds")
+    for column in ("order in the engine", "batch done", "group done, mean"):
+        table.add_column(column, justify="left" if column == "order in the engine" else "right", no_wrap=True)
+    for way, times in orders.items():
+        table.add_row(way, f"{times['batch_s']:.2f}", f"{times['group_s']:.2f}")
+    console.print(table)
+
+
 def report(
     console: Console,
     rates: dict[str, list[float]],
@@ -270,6 +304,7 @@ def report(
     busy: float,
     pauses: list[float],
     policies: dict[str, Any],
+    orders: dict[str, dict[str, float]],
 ) -> None:
     trajectories = plan.list_rows(plan.list_uids(prompts, 0), SAMPLES)
     each = statistics.mean(sum(row.lengths) for row in trajectories)
@@ -289,6 +324,7 @@ def report(
         table.add_row(name, f"{rate / each:.1f}", f"{rate:.0f}", f"{compute_ratio(name, 'ideal'):.2f}")
     console.print(table)
     report_policies(console, policies)
+    report_orders(console, orders)
     weighted = {way: one["wait_per_token_s"] for way, one in policies["measured"].items()}
     summary = {
         f"vs_lockstep_{delay}ms{'' if rows == SLOTS else f'_{rows}_rows'}": compute_ratio(
@@ -302,6 +338,7 @@ def report(
         "vs_hf": compute_ratio("service, 5 ms", "Hugging Face generate, 5 ms"),
         "engine_busy_64": busy,
         "update_pause_s": max(pauses),
+        "batch_s_priority_over_fcfs": orders["priority"]["batch_s"] / orders["fcfs"]["batch_s"],
         "priority_wait_ratio": weighted["with"] / weighted["without"],
         "rounds": len(rates["ideal"]),
     }

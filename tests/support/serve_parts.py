@@ -14,10 +14,12 @@ from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_policies.announcement import PolicyError
 from forage_rollout.deployments.application import build_engine_deployment
-from forage_rollout.deployments.engine import EngineDeployment, RemoteEngine
+from forage_rollout.deployments.engine import EngineDeployment
+from forage_rollout.deployments.engine_links import open_door, open_pool
 from forage_rollout.deployments.replica import broadcast, start_process
 from forage_rollout.engine.engine_counts import EngineCounts
 from forage_rollout.engine.leases import Leases
+from forage_rollout.links.pool import EnginePool
 from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.weights.policy import NotServingError
 
@@ -32,6 +34,7 @@ class Scripted:
     leases: Leases = field(default_factory=lambda: Leases(600.0))
     counts: EngineCounts = field(default_factory=EngineCounts)
     cancelled: int = 0
+    end_of_turn: str = ""
 
     async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
         raise ValueError("no such role")
@@ -71,6 +74,8 @@ class ScriptedDeployment(EngineDeployment):
         start_process()
         self._replica = str(os.getpid())
         self._engine: Any = Scripted()
+        self._drain_timeout_s = 60.0
+        self._server, self._door = await open_door(self._engine)
 
     async def check_health(self) -> None:
         pass
@@ -85,8 +90,9 @@ class ScriptedDeployment(EngineDeployment):
     async def inside(self) -> tuple[int, list[str], int]:
         return os.getpid(), self._engine.released, self._engine.cancelled
 
-    def __del__(self) -> None:
-        pass
+    async def __del__(self) -> None:
+        await self._server.leave(self._drain_timeout_s)
+        await self._server.close()
 
 
 class CallerDeployment:
@@ -94,12 +100,23 @@ class CallerDeployment:
 
     def __init__(self, engine: Any) -> None:
         start_process()
-        self._engine = RemoteEngine(engine, releases=True)
         self._handle = engine
+        self._opening = asyncio.Lock()
+        self._pool: EnginePool | None = None
+
+    async def engines(self) -> EnginePool:
+        async with self._opening:
+            if self._pool is None:
+                self._pool, _ = await open_pool(self._handle, releases=True)
+        return self._pool
 
     async def many(self, names: list[str], tokens: int) -> list[int]:
+        engines = await self.engines()
         requests = [Request([1, 2], tokens, 0.5, 0.9, 7, 11, ("</x>",), 2, name) for name in names]
-        return [done.token_ids[0] for done in await asyncio.gather(*map(self._engine.generate, requests))]
+        return [done.token_ids[0] for done in await asyncio.gather(*map(engines.generate, requests))]
+
+    async def repeated(self) -> int:
+        return (await self.engines()).counts.generations_repeated
 
     async def give_up(self, name: str, after_s: float) -> bool:
         try:
@@ -110,13 +127,13 @@ class CallerDeployment:
 
     async def render(self) -> str:
         try:
-            await self._engine.render_chat([{"role": "?", "content": ""}])
+            await (await self.engines()).render_chat([{"role": "?", "content": ""}])
         except ValueError as error:
             return str(error)
         return "rendered"
 
     async def release(self, name: str) -> None:
-        await self._engine.release(name)
+        await (await self.engines()).release(name)
 
     async def everywhere(self, method: str, *arguments: Any) -> list[Any]:
         return await broadcast(self._handle, method, *arguments)

@@ -215,9 +215,9 @@ def build_dashboard() -> Dashboard:
         minimum=0,
     )
     board.add_timeseries(
-        "Redelivered groups",
-        "In the selected time range: reclaimed from a dead worker, released to another one, run again, finished twice, "
-        "given up; and restarts of dispatchers.",
+        "Repeated work",
+        "In the selected time range: groups reclaimed from a dead worker, released to another one, run again, finished "
+        "twice, given up; generations asked again because their engine died; restarts of dispatchers.",
         "none",
         *(
             Query(S.compute_increase(f"forage_rollout_{name}_total"), legend)
@@ -227,6 +227,7 @@ def build_dashboard() -> Dashboard:
                 ("runs_repeated", "run again"),
                 ("groups_duplicated", "finished twice"),
                 ("groups_failed", "given up"),
+                ("generations_repeated", "generations again"),
                 ("restarts", "dispatcher restarts"),
             )
         ),

@@ -35,7 +35,7 @@ from forage_common.v1.trajectory_pb2 import (
 from forage_rollout.environments.environment import EnvironmentFailedError, Episode
 from forage_rollout.environments.loading import BUILT_IN, EXPECTED
 from forage_rollout.environments.registry import AnyEnvironment, build_name, end_episode, load_environments, settle
-from forage_rollout.loop.generation import Engine, Generation, Request, build_request
+from forage_rollout.loop.generation import Engine, Generation, Request, build_request, rank_generation
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.loop.trajectory_builder import Limits, TrajectoryBuilder
 from forage_rollout.prompt_checks import InvalidPromptError, check_sampling
@@ -46,6 +46,20 @@ OnEvent = Callable[[RunStreamResponse], None]
 
 class PromptError(ValueError):
     """The prompt itself cannot be run; running it again changes nothing."""
+
+
+@dataclass
+class _Group:
+    """A prompt whose samples run.
+
+    Attributes:
+        ended: samples that are finished, however.
+    """
+
+    prompt: Prompt
+    samples: int
+    on_event: OnEvent | None
+    ended: int = 0
 
 
 @dataclass
@@ -75,7 +89,8 @@ class Agent:
     """Runs prompts.
 
     A failing retriever, reward or environment leaves a status on the trajectory, which keeps it out of loss and
-    baseline: a failure is never a reward of 0. A failing engine raises, and the dispatcher runs the group again.
+    baseline: a failure is never a reward of 0. A generation whose engine dies is asked of another one; what else an
+    engine raises ends the group, and the dispatcher runs it again.
     """
 
     def __init__(
@@ -164,23 +179,20 @@ class Agent:
     async def _run_samples(
         self, prompt: Prompt, ids: Sequence[int], samples: int, on_event: OnEvent | None
     ) -> list[Trajectory]:
+        group = _Group(prompt, samples, on_event)
         self.counts.samples_in_flight += samples
         try:
             async with asyncio.TaskGroup() as tasks:
-                running = [
-                    tasks.create_task(self._trace_sample(prompt, ids, sample, on_event)) for sample in range(samples)
-                ]
+                running = [tasks.create_task(self._trace_sample(group, ids, sample)) for sample in range(samples)]
         finally:
             self.counts.samples_in_flight -= samples
             # Also after a failure: in drain mode an update of the weights waits for the group's lease.
             await self._engine.release(_build_affinity(prompt))
         return [task.result() for task in running]
 
-    async def _trace_sample(
-        self, prompt: Prompt, prompt_ids: Sequence[int], sample: int, on_event: OnEvent | None
-    ) -> Trajectory:
+    async def _trace_sample(self, group: _Group, prompt_ids: Sequence[int], sample: int) -> Trajectory:
         with tracing.span("rollout.sample", {"forage.sample": sample}) as span:
-            trajectory = await self._run_sample(prompt, prompt_ids, sample, on_event)
+            trajectory = await self._run_sample(group, prompt_ids, sample)
             span.set_attributes(
                 {
                     "forage.trajectory": trajectory.id,
@@ -193,10 +205,8 @@ class Agent:
                 tracing.mark_failed(span, trajectory.status_detail)
         return trajectory
 
-    async def _run_sample(
-        self, prompt: Prompt, prompt_ids: Sequence[int], sample: int, on_event: OnEvent | None
-    ) -> Trajectory:
-        timings = Timings()
+    async def _run_sample(self, group: _Group, prompt_ids: Sequence[int], sample: int) -> Trajectory:
+        prompt, timings = group.prompt, Timings()
         if prompt.issued_unix_ms:
             timings.queued_s = max(0.0, time.time() - prompt.issued_unix_ms / 1000)
         begin = time.perf_counter()
@@ -207,7 +217,7 @@ class Agent:
         detail = ""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._run_turns(builder, timings, on_event)
+                await self._run_turns(builder, timings, group)
         except TimeoutError:
             status = Status.STATUS_TIMEOUT
             limit = "rollout.trajectory_timeout_s" if timeout_s == self._timeout_s else "the prompt's timeout_s"
@@ -218,15 +228,16 @@ class Agent:
             if builder.turns and not builder.last_observation:  # else the last action was answered
                 builder.turns[-1].retrieval_status = status
         finally:
+            group.ended += 1
             end_episode(environment, builder.episode)
         timings.total_s = time.perf_counter() - begin
         trajectory = builder.build()
         trajectory.status, trajectory.status_detail = status, detail
         return self._complete(trajectory, prompt, sample, timings)
 
-    async def _run_turns(self, builder: TrajectoryBuilder, timings: Timings, on_event: OnEvent | None) -> None:
+    async def _run_turns(self, builder: TrajectoryBuilder, timings: Timings, group: _Group) -> None:
         """Generate and act until the trajectory ends."""
-        environment, episode = builder.environment, builder.episode
+        environment, episode, on_event = builder.environment, builder.episode, group.on_event
         prompt, sample = episode.prompt, episode.sample
         while (context := builder.next_context()) is not None:
             with self._wrap_errors_of(environment):
@@ -244,6 +255,7 @@ class Agent:
                     environment.stops,
                     budget.min_tokens,
                     _build_affinity(prompt),
+                    self._rank(group, len(context)),
                 )
             start = time.perf_counter()
             try:
@@ -279,6 +291,11 @@ class Agent:
                 observed = RunStreamResponse(sample=sample, text=builder.last_observation)
                 observed.observed.CopyFrom(builder.turns[-1])
                 on_event(observed)
+
+    def _rank(self, group: _Group, context_tokens: int) -> int:
+        if group.prompt.purpose == Purpose.PURPOSE_ASK:
+            return 0
+        return rank_generation(context_tokens, group.ended, group.samples, self._limits.max_context_length)
 
     async def _generate(self, request: Request, turn: int) -> Generation:
         attributes: tracing.Attributes = {"forage.turn": turn, "forage.context_tokens": len(request.token_ids)}

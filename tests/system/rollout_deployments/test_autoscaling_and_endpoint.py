@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openai_server import serve_openai
@@ -32,6 +33,27 @@ def test_replicas_are_added_as_the_queue_grows() -> None:
         time.sleep(0.5)
     busy.cancel()
     serve.delete("elastic")
+
+
+@pytest.mark.usefixtures("caller")
+def test_generations_on_replicas_that_are_replaced_or_removed_end_where_they_began() -> None:
+    from ray import serve
+    from serve_parts import build_application
+
+    def deploy(replicas: int) -> Any:
+        engines = ReplicaSettings(min=replicas, max=replicas)
+        return serve.run(build_application(Settings(), engines), name="shrinking", route_prefix=None)
+
+    shrinking = deploy(2)
+    names = [f"group-{number}" for number in range(16)]
+    homes = shrinking.many.remote(names, 1).result(timeout_s=200)
+    assert len(set(homes)) == 2
+    running = shrinking.many.remote(names, 800)  # eight seconds
+    time.sleep(1.0)
+    shrinking = deploy(1)
+    assert running.result(timeout_s=60) == homes
+    assert len(set(shrinking.many.remote(names, 1).result(timeout_s=200))) == 1
+    serve.delete("shrinking")
 
 
 @pytest.mark.usefixtures("caller")

@@ -24,7 +24,7 @@ from forage_common.v1.trajectory_pb2 import ChatMessage, Prompt, Purpose, Sampli
 from forage_rollout.agent import Agent
 from forage_rollout.environments import Action, Episode, Observation
 from forage_rollout.environments.search import Search
-from forage_rollout.loop.generation import build_request
+from forage_rollout.loop.generation import build_request, rank_generation
 
 
 class Library(ThreadingHTTPServer):
@@ -133,6 +133,19 @@ async def test_a_search_says_how_long_the_trajectory_is(
     searched = [span.end for span in trajectory.spans if span.text.endswith("</search>")]
     assert library.contexts == searched
     assert len(searched) == 2
+
+
+async def test_long_contexts_and_nearly_finished_groups_come_first_and_users_before_all(
+    make_agent: MakeAgent, char_codec: Any
+) -> None:
+    engine = ScriptedEngine(char_codec(), SEARCHING)
+    await make_agent(engine).run_group(build_prompt(samples=1))
+    lengths = [len(request.token_ids) for request in engine.asked]
+    assert lengths == sorted(lengths)
+    assert [request.priority for request in engine.asked] == [2 * 5000 - length for length in lengths]
+    assert rank_generation(100, 0, 8, 1000) > rank_generation(100, 7, 8, 1000) > rank_generation(900, 7, 8, 1000) > 0
+    await make_agent(engine).run_group(build_prompt(samples=1, purpose=Purpose.PURPOSE_ASK, group_uid="asked"))
+    assert [request.priority for request in engine.asked[3:]] == [0, 0, 0]
 
 
 async def test_a_group_is_searched_scored_and_identified(

@@ -38,6 +38,7 @@ from forage_rollout.weights.policy import NotServingError
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 VERSIONS = itertools.count(1)
 TOLERANCE = 1e-3
+SLOTS = 64
 BLOCKS = 1777
 """Of the KV cache; vLLM alone would make another number of them."""
 
@@ -65,7 +66,7 @@ async def parts(make_model: Callable[[int], Path], tmp_path_factory: pytest.Temp
     os.environ[FOLDER_VARIABLE] = str(stacks)
     models = {"a": make_model(0), "b": make_model(1)}
     given = {"num_gpu_blocks_override": BLOCKS}
-    sizes = EngineSettings(max_model_len=768, max_num_seqs=64, hang_timeout_s=4.0, args=given)
+    sizes = EngineSettings(max_model_len=768, max_num_seqs=SLOTS, hang_timeout_s=4.0, scheduling="priority", args=given)
     weights = WeightSettings(cache_dir=tmp_path_factory.mktemp("cache"))
     rollout = RolloutSettings(engine=sizes, weights=weights)
     settings = Settings(model=ModelSettings(path=models["a"]), rollout=rollout, security=ANYWHERE_HERE)
@@ -219,6 +220,24 @@ async def test_a_seed_repeats_a_generation_whatever_else_runs(parts: Parts) -> N
     assert [g.token_ids for g in alone] == [g.token_ids for g in together[:4]]
     again = await parts.engine.generate(ask(asked[0], 99))
     assert again.token_ids != alone[0].token_ids
+
+
+async def test_an_urgent_generation_overtakes_those_that_wait(parts: Parts) -> None:
+    await parts.serve("a")
+    context = draw_contexts(1, 50)[0]
+    requests = [dataclasses.replace(ask(context, seed, tokens=60), priority=9) for seed in range(2 * SLOTS)]
+    ended: list[int] = []
+
+    async def generate(request: Request) -> None:
+        await parts.engine.generate(request)
+        ended.append(request.priority)
+
+    running = [asyncio.create_task(generate(request)) for request in requests]
+    while parts.engine.counts.requests_running < SLOTS:
+        await asyncio.sleep(0.005)
+    await generate(dataclasses.replace(ask(context, 999, tokens=10), priority=1))
+    assert ended.index(1) <= SLOTS, "it ended before those that had waited for longer"
+    await asyncio.gather(*running)
 
 
 async def test_logprobs_are_of_the_distribution_that_was_sampled(parts: Parts) -> None:

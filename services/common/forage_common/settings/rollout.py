@@ -27,6 +27,11 @@ class EngineSettings(Section):
     )
     max_num_seqs: int = Field(128, ge=1, description="Most sequences that are sampled at once")
     max_model_len: int = Field(768, ge=16, description="Longest context, prompt and generation together")
+    scheduling: Literal["fcfs", "priority"] = Field(
+        "fcfs",
+        description="Which waiting generation is sampled next; priority: long contexts and those of groups that are"
+        " nearly finished; fcfs: the one that came first",
+    )
     block_size: int = Field(32, ge=1, description="Tokens per block of the KV cache")
     kv_cache_gib: float = Field(1.0, gt=0, description="CPU: size of the KV cache")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="GPU: share of its memory for the engine")

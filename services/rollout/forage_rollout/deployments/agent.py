@@ -17,8 +17,9 @@ from forage_common.telemetry.waits import list_waits
 from forage_common.v1.rollout_pb2 import RunStreamResponse
 from forage_common.v1.trajectory_pb2 import Prompt, TrajectoryGroup
 from forage_rollout.agent import Agent
-from forage_rollout.deployments.engine import RemoteEngine
-from forage_rollout.deployments.replica import CheckPace, build_process_name, call_replica, start_process
+from forage_rollout.deployments.engine_links import open_pool
+from forage_rollout.deployments.replica import CheckPace, build_process_name, start_process
+from forage_rollout.links.pool import EnginePool
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.metrics import Snapshot, VersionTokens, read_call_counts, read_span_counts, to_counts
 
@@ -35,6 +36,7 @@ class AgentDeployment:
         self._engine = engine
         self._agent: Agent | None = None
         self._codec = FileTokenizer(self._settings.model.path)
+        self._engines: EnginePool | None = None
         self._creating = asyncio.Lock()
         self._version_tokens = VersionTokens()
 
@@ -79,8 +81,8 @@ class AgentDeployment:
 
     async def take_snapshot(self) -> Snapshot:
         counts = read_call_counts() | read_span_counts()
-        if self._agent is not None:
-            counts |= to_counts(self._agent.counts)
+        if self._agent is not None and self._engines is not None:
+            counts |= to_counts(self._agent.counts) | to_counts(self._engines.counts)
         return Snapshot(
             self._replica, counts, version_tokens=dict(self._version_tokens.counts), waits=list_waits("agent")
         )
@@ -94,13 +96,15 @@ class AgentDeployment:
         async with self._creating:
             if self._agent is None:
                 settings = self._settings
+                releases = settings.rollout.weights.update == "drain"
+                self._engines, end_of_turn = await open_pool(self._engine, releases)
                 self._agent = Agent(
                     settings,
-                    RemoteEngine(self._engine, settings.rollout.weights.update == "drain"),
+                    self._engines,
                     RetrieverClient.from_settings(settings, settings.rollout.retrieve_timeout_s),
                     RewardClient(settings),
                     self._codec,
-                    await call_replica(self._engine.get_end_of_turn),
+                    end_of_turn,
                     self._replica,
                 )
         return self._agent

@@ -6,15 +6,16 @@ from typing import Any, cast
 
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
 from forage_common.settings import ReplicaSettings, Settings, load_settings
 from forage_rollout.deployments.agent import AgentDeployment
+from forage_rollout.deployments.autoscaling import count_wanted
 from forage_rollout.deployments.devices import check_nodes, count_gpus, list_node_gpus
 from forage_rollout.deployments.dispatcher import DispatcherDeployment
 from forage_rollout.deployments.engine import EngineDeployment
-from forage_rollout.deployments.routing import AffinityRouter
+from forage_rollout.deployments.routing import EngineRouter
 
 _MAX_ONGOING_REQUESTS = 4096  # the dispatcher bounds what is in flight, Serve need not
 _CPUS = 0.1  # of Ray's accounting only: replicas share what the machine has
@@ -54,11 +55,12 @@ def build_engine_deployment(of: type, settings: Settings, replicas: ReplicaSetti
         "Engine",
         of,
         replicas,
+        AutoscalingPolicy(policy_function=count_wanted),
         gpus=gpus,
         graceful_shutdown_timeout_s=rollout.trajectory_timeout_s,
         health_check_timeout_s=rollout.engine.hang_timeout_s + _HANG_MARGIN_S,
         request_router_config=RequestRouterConfig(
-            request_router_class=AffinityRouter, request_routing_stats_period_s=_ROUTING_PERIOD_S
+            request_router_class=EngineRouter, request_routing_stats_period_s=_ROUTING_PERIOD_S
         ),
     )
 
@@ -82,7 +84,14 @@ def count_cpus(settings: Settings) -> float:
     return _CPUS * (settings.rollout.engine_replicas.max + settings.rollout.agent_replicas.max + 1)
 
 
-def _build_deployment(name: str, of: type, replicas: ReplicaSettings, gpus: int = 0, **options: Any) -> Any:
+def _build_deployment(
+    name: str,
+    of: type,
+    replicas: ReplicaSettings,
+    policy: AutoscalingPolicy | None = None,
+    gpus: int = 0,
+    **options: Any,
+) -> Any:
     if replicas.max > replicas.min:
         options["autoscaling_config"] = AutoscalingConfig(
             min_replicas=replicas.min,
@@ -90,6 +99,7 @@ def _build_deployment(name: str, of: type, replicas: ReplicaSettings, gpus: int 
             target_ongoing_requests=replicas.target_ongoing,
             upscale_delay_s=replicas.upscale_delay_s,
             downscale_delay_s=replicas.downscale_delay_s,
+            policy=policy or AutoscalingPolicy(),
         )
     else:
         options["num_replicas"] = replicas.min

@@ -1,18 +1,15 @@
-"""The `Engine` deployment, one engine a replica, and `RemoteEngine`, which calls it through Serve."""
+"""The `Engine` deployment: one engine a replica, which agents reach on connections of their own."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import operator
 import os
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import nullcontext
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import ray
-from ray.serve.handle import DeploymentHandle
 
 from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
@@ -23,30 +20,20 @@ from forage_common.v1.trajectory_pb2 import Policy, Replica
 from forage_rollout.background import supervise
 from forage_rollout.core.arguments import build_environment
 from forage_rollout.core.process import prepare_fork
+from forage_rollout.deployments.autoscaling import GENERATIONS
+from forage_rollout.deployments.engine_links import open_door
 from forage_rollout.deployments.follower import Follower
-from forage_rollout.deployments.replica import (
-    REDIS_TIMEOUT_S,
-    CheckPace,
-    broadcast,
-    build_process_name,
-    call_replica,
-    start_process,
-)
-from forage_rollout.deployments.routing import OUT_OF_SERVICE
+from forage_rollout.deployments.replica import REDIS_TIMEOUT_S, CheckPace, build_process_name, start_process
+from forage_rollout.deployments.routing import OUT_OF_SERVICE, describe_door
 from forage_rollout.deployments.shifts import Shifts
 from forage_rollout.engine.endpoint_engine import EndpointEngine
 from forage_rollout.engine.openai import OpenAiRoutes, ResponseHead
 from forage_rollout.engine.vllm_engine import VllmEngine
-from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.metrics import Snapshot, read_call_counts, to_counts
 from forage_rollout.weights.policy import NotServingError
 
 log = get_logger()
 _OUT_OF_SERVICE_S = 60.0
-_NOT_SERVING_RETRY_S = 0.5
-_RELEASE_TIMEOUT_S = 2.0
-
-_get_fields = operator.attrgetter(*(field.name for field in dataclasses.fields(Request)))
 
 
 class EngineDeployment:
@@ -58,6 +45,7 @@ class EngineDeployment:
         settings = Settings.model_validate_json(settings_json)
         self._replica = build_process_name()
         self._check_pace = CheckPace()
+        self._drain_timeout_s = settings.rollout.trajectory_timeout_s
         self._out_of_service_since: float | None = None
         self._engine: VllmEngine | EndpointEngine
         self._openai: OpenAiRoutes | EndpointEngine
@@ -66,6 +54,7 @@ class EngineDeployment:
         if settings.rollout.engine.endpoint:
             self._engine = self._openai = EndpointEngine(settings)
             await self._engine.connect()
+            self._server, self._door = await open_door(self._engine)
             return
         if not ray.get_gpu_ids():
             os.environ.update(build_environment(settings.rollout.engine))
@@ -80,20 +69,10 @@ class EngineDeployment:
         self._follower = Follower(streams, self._engine, self._replica, shifts, settings.security.audit_file)
         await self._follower.catch_up()
         self._following = supervise(self._follower.follow(), "follow_policy")
+        self._server, self._door = await open_door(self._engine)
 
     async def get_end_of_turn(self) -> str:
         return self._engine.end_of_turn
-
-    async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        return await self._engine.render_chat(messages)
-
-    async def generate(self, fields: tuple[Any, ...]) -> tuple[Any, ...]:
-        """A `Request`'s fields in, a `Generation`'s fields out: plain tuples pickle faster than dataclasses."""
-        generation = await self._engine.generate(Request(*fields))
-        return generation.token_ids, generation.logprobs, generation.hit_length, generation.versions
-
-    async def release(self, affinity: str) -> None:
-        await self._engine.release(affinity)
 
     async def pause(self, drain: bool) -> None:
         await self._engine.pause(drain)
@@ -124,6 +103,14 @@ class EngineDeployment:
         """Report the state of this replica to the router; Serve calls this method by its name."""
         return {OUT_OF_SERVICE: self._engine.out_of_service}
 
+    async def record_replica_metadata(self) -> dict[str, str]:
+        """Tell agents how to reach this replica; Serve calls this method by its name, once."""
+        return describe_door(self._door)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Report what Serve cannot count; Serve calls this method by its name."""
+        return {GENERATIONS: self._server.in_progress}
+
     async def check_health(self) -> None:
         """End the process when the engine is dead, hangs or has been out of service for long; Serve starts another."""
         await self._check_pace.last(lambda: self._engine.has_died)
@@ -152,60 +139,10 @@ class EngineDeployment:
         finally:
             os._exit(1)
 
-    def __del__(self) -> None:
+    async def __del__(self) -> None:
+        """End this replica; Serve awaits this before it ends the process. Generations in progress may end before."""
+        if hasattr(self, "_server"):
+            await self._server.leave(self._drain_timeout_s)
+            await self._server.close()
         if hasattr(self, "_engine"):
             self._engine.shutdown()
-
-
-class RemoteEngine:
-    """`loop.generation.Engine` through a Serve handle.
-
-    Args:
-        releases: whether engines need to know that an affinity gets no more requests.
-    """
-
-    def __init__(self, handle: DeploymentHandle, releases: bool) -> None:
-        # Unary gRPC between the replicas takes half the CPU time of Serve's default, a stream of object references.
-        self._handle = handle.options(_by_reference=False)
-        self._releases = releases
-        self._releasing: set[asyncio.Task[None]] = set()
-
-    async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        token_ids: list[int] = await call_replica(self._handle.render_chat, messages)
-        return token_ids
-
-    async def generate(self, request: Request) -> Generation:
-        """Generate on the replica of the request's affinity.
-
-        Waits where a replica is out of service: another takes over, or it is back soon; the caller has a deadline.
-        """
-        handle = self._handle.options(method_name="generate", session_id=request.affinity)
-        fields = _get_fields(request)
-        while True:
-            answer = call_replica(handle, fields)
-            try:
-                return Generation(*await answer)
-            except asyncio.CancelledError:
-                answer.cancel()
-                raise
-            except NotServingError:
-                await asyncio.sleep(_NOT_SERVING_RETRY_S)  # wait: named by the agent, whose trajectory has a time limit
-
-    async def release(self, affinity: str) -> None:
-        """End an affinity on every replica: under load its generations went to several, and each may hold a lease.
-
-        Never raises, so that no finished group is lost. A replica that does not answer within `_RELEASE_TIMEOUT_S` is
-        not waited for: it gets the message when it runs again.
-        """
-        if not self._releases:
-            return
-        releasing = asyncio.create_task(self._release(affinity))
-        self._releasing.add(releasing)
-        releasing.add_done_callback(self._releasing.discard)
-        await asyncio.wait([releasing], timeout=_RELEASE_TIMEOUT_S)  # wait: two seconds at most
-
-    async def _release(self, affinity: str) -> None:
-        try:
-            await broadcast(self._handle, "release", affinity)
-        except Exception as error:  # noqa: BLE001 - leases that are left end with their time limit
-            log.warning("not_released", affinity=affinity, detail=f"{type(error).__name__}: {error}")

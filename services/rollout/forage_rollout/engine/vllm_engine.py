@@ -28,7 +28,7 @@ from forage_rollout.engine.stops import StopTexts
 from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.weights.adapter import Adapter, Adapters, verify_adapter
 from forage_rollout.weights.holding import hold_policy, open_cache
-from forage_rollout.weights.policy import NotServingError, is_newer, parse_label
+from forage_rollout.weights.policy import EngineLostError, NotServingError, is_newer, parse_label
 from forage_rollout.weights.validation import verify_tensors
 
 log = get_logger()
@@ -122,10 +122,13 @@ class VllmEngine:
         its requests.
 
         Raises:
-            NotServingError: see `out_of_service`.
+            NotServingError: see `out_of_service`; or the engine has died.
+            EngineLostError: the engine died while it sampled this.
         """
         if self.out_of_service:
             raise NotServingError(self.out_of_service)
+        if self.has_died:
+            raise NotServingError("the engine has died, and is started again")
         if self._leases is None:
             return await self._generate(request)
         lease = request.affinity or f"request {next(self._request_ids)}"
@@ -167,6 +170,7 @@ class VllmEngine:
         """vLLM's final `RequestOutput`."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.exceptions import EngineDeadError
 
         parameters = SamplingParams(
             temperature=request.temperature,
@@ -181,13 +185,17 @@ class VllmEngine:
             output_kind=RequestOutputKind.FINAL_ONLY,
             **self._stops.build_arguments(request.stop),
         )
-        async for output in self._llm.generate(
-            {"prompt_token_ids": request.token_ids},
-            parameters,
-            request_id=str(next(self._request_ids)),
-            lora_request=adapter and adapter.request,
-        ):
-            final = output
+        try:
+            async for output in self._llm.generate(
+                {"prompt_token_ids": request.token_ids},
+                parameters,
+                request_id=str(next(self._request_ids)),
+                lora_request=adapter and adapter.request,
+                priority=request.priority,
+            ):
+                final = output
+        except EngineDeadError as error:
+            raise EngineLostError(f"the engine died while it sampled ({error})") from error
         return final
 
     async def load_policy(self, policy: Policy, allow_older: bool = False) -> float:
