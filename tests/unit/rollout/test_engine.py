@@ -33,7 +33,7 @@ from forage_policies.digests import compute_content, compute_digest
 from forage_policies.tensors import open_tensors
 from forage_rollout.engine.vllm_engine import EngineHangsError, VllmEngine
 from forage_rollout.loop.generation import Generation, Request
-from forage_rollout.weights.policy import NotServingError
+from forage_rollout.weights.policy import EngineLostError, NotServingError
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 VERSIONS = itertools.count(1)
@@ -476,7 +476,9 @@ async def test_a_hanging_engine_is_detected_and_its_requests_fail(parts: Parts) 
     assert not running.done()
     parts.engine.kill()
     async with asyncio.timeout(10):
-        with pytest.raises(EngineDeadError):
+        with pytest.raises(EngineLostError):
             await running
+    with pytest.raises(NotServingError, match="has died"):
+        await parts.engine.generate(ask([20, 21]))
     with pytest.raises(EngineDeadError):
         await parts.engine.check_health()
