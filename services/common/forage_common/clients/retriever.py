@@ -13,6 +13,7 @@ import httpx
 
 from forage_common.clients.calls import MalformedReplyError, RefusedError, call
 from forage_common.clients.circuit import Circuit
+from forage_common.clients.lanes import Lanes
 from forage_common.clients.outgoing import bound_replies
 from forage_common.security.tls import http_scheme, make_client_context
 from forage_common.security.tokens import HEADER, TokenFile, open_token_file
@@ -85,13 +86,18 @@ class RetrieverClient:
         self._timeout_s = timeout_s
         self._tokens = tokens
         self._circuit = Circuit("retriever", address)
-        self._http = httpx.AsyncClient(
-            base_url=f"{http_scheme(tls)}://{address}",
-            verify=make_client_context(tls),
-            timeout=httpx.Timeout(None, connect=CONNECT_S),  # `call` sets the deadline
-            limits=httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
-            **bound_replies(),
-        )
+        url, context = f"{http_scheme(tls)}://{address}", make_client_context(tls)
+
+        def connect() -> httpx.AsyncClient:
+            return httpx.AsyncClient(
+                base_url=url,
+                verify=context,
+                timeout=httpx.Timeout(None, connect=CONNECT_S),  # `call` sets the deadline
+                limits=httpx.Limits(max_connections=1),
+                **bound_replies(),
+            )
+
+        self._lanes = Lanes(connect, MAX_CONNECTIONS)
 
     @classmethod
     def from_settings(cls, settings: Settings, timeout_s: float = 30.0) -> RetrieverClient:
@@ -134,7 +140,7 @@ class RetrieverClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        await self._lanes.close()
 
     async def __aenter__(self) -> RetrieverClient:
         return self
@@ -148,11 +154,12 @@ class RetrieverClient:
         deadline = clock() + self._timeout_s
 
         async def attempt() -> httpx.Response:
-            remaining = deadline - clock()
-            body["timeout_s"] = round(max(remaining - SPARE_S, remaining / 2, 0.01), 3)
-            if self._tokens is not None:
-                headers[HEADER] = f"Bearer {self._tokens.token}"
-            return (await self._http.post("/retrieve", json=body, headers=headers)).raise_for_status()
+            async with self._lanes.take() as http:
+                remaining = deadline - clock()
+                body["timeout_s"] = round(max(remaining - SPARE_S, remaining / 2, 0.01), 3)
+                if self._tokens is not None:
+                    headers[HEADER] = f"Bearer {self._tokens.token}"
+                return (await http.post("/retrieve", json=body, headers=headers)).raise_for_status()
 
         try:
             response = await call(self._circuit, attempt, self._timeout_s)
