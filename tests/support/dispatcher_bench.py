@@ -17,6 +17,7 @@ from forage_common.streams.client import StreamClient
 from forage_common.streams.packing import pack_group
 from forage_common.v1.packed_pb2 import PackedGroup
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Replica, Trajectory, TrajectoryGroup
+from forage_rollout.concurrency import AskCounts
 from forage_rollout.dispatcher import Dispatcher
 
 FIRST = Policy(version=1, epoch=1)
@@ -73,15 +74,19 @@ class Bench:
 
     @asynccontextmanager
     async def run(
-        self, run: Callable[[Prompt], Awaitable[TrajectoryGroup]] = answer, consumer: str = ""
+        self,
+        run: Callable[[Prompt], Awaitable[TrajectoryGroup]] = answer,
+        consumer: str = "",
+        ask_counts: AskCounts | None = None,
     ) -> AsyncIterator[Dispatcher]:
         async def run_counted(asked: Prompt) -> PackedGroup:
             self.runs.append(asked.group_uid)
             return pack_group(await run(asked))
 
         streams = StreamClient(self.settings.redis, "r", 1.0)
+        name = consumer or uuid.uuid4().hex
         dispatcher = Dispatcher(
-            self.settings, streams, consumer or uuid.uuid4().hex, run_counted, self.ask_engines, self.services.wait
+            self.settings, streams, name, run_counted, self.ask_engines, self.services.wait, ask_counts
         )
         task = asyncio.create_task(dispatcher.run())
         yield dispatcher

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ray import serve
@@ -14,9 +15,10 @@ from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_policies.announcement import PolicyError
 from forage_rollout.deployments.application import build_engine_deployment
+from forage_rollout.deployments.autoscaling import ONGOING
 from forage_rollout.deployments.engine import EngineDeployment
 from forage_rollout.deployments.engine_links import open_door, open_pool
-from forage_rollout.deployments.replica import broadcast, start_process
+from forage_rollout.deployments.replica import CheckPace, broadcast, start_process
 from forage_rollout.engine.engine_counts import EngineCounts
 from forage_rollout.engine.leases import Leases
 from forage_rollout.links.pool import EnginePool
@@ -73,6 +75,7 @@ class ScriptedDeployment(EngineDeployment):
     async def __init__(self) -> None:  # type: ignore[misc]
         start_process()
         self._replica = str(os.getpid())
+        self._check_pace = CheckPace()
         self._engine: Any = Scripted()
         self._drain_timeout_s = 60.0
         self._server, self._door = await open_door(self._engine)
@@ -93,6 +96,21 @@ class ScriptedDeployment(EngineDeployment):
     async def __del__(self) -> None:
         await self._server.leave(self._drain_timeout_s)
         await self._server.close()
+
+
+class BusyDeployment:
+    """Reports groups in flight in a dispatcher's place, as many as a file says, and notes where it is removed."""
+
+    def __init__(self, folder: str) -> None:
+        start_process()
+        self._folder = Path(folder)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        return {ONGOING: float((self._folder / "groups").read_text())}
+
+    async def __del__(self) -> None:
+        await asyncio.sleep(1.0)
+        (self._folder / f"drained-{os.getpid()}").touch()
 
 
 class CallerDeployment:

@@ -85,6 +85,36 @@ def build_dashboard() -> Dashboard:
         minimum=0,
     )
     board.add_timeseries(
+        "Limit of groups",
+        "Groups in flight, the most that dispatchers have in flight, which follows the engines, and sequences a minute "
+        "that engines evicted.",
+        "none",
+        Query(_sum_gauge("groups_in_flight"), "in flight"),
+        Query(_sum_gauge("groups_limit"), "limit"),
+        Query(f"60 * {S.compute_rate('forage_rollout_evictions_total')}", "evictions a minute"),
+        minimum=0,
+    )
+    board.add_timeseries(
+        "KV cache",
+        "Share of the engines' caches that running sequences hold.",
+        "percentunit",
+        Query(compute_ratio(_sum_gauge("cache_tokens_used"), _sum_gauge("cache_tokens")), "used"),
+        minimum=0,
+        maximum=1,
+    )
+    board.add_timeseries(
+        "Late event loops",
+        "How late processes run what is due, mean by deployment. More than a tenth of a second: too few agents or "
+        "dispatchers.",
+        "s",
+        Query(
+            f"{S.compute_rate('forage_rollout_loop_late_seconds_total', by='deployment')}"
+            f" / ({S.compute_rate('forage_rollout_loop_looks_total', by='deployment')} > 0)",
+            "{{deployment}}",
+        ),
+        minimum=0,
+    )
+    board.add_timeseries(
         "Prefix cache",
         "Share of prompt tokens found in the prefix cache, which every new policy resets.",
         "percentunit",

@@ -35,6 +35,7 @@ from forage_common.v1.packed_pb2 import PackedGroup
 from forage_common.v1.trajectory_pb2 import Prompt, Status, Trajectory
 from forage_rollout.background import supervise
 from forage_rollout.backpressure import Backpressure, Hold
+from forage_rollout.concurrency import AskCounts, Concurrency, GroupLimit
 from forage_rollout.prompt_checks import MAX_SAMPLES
 from forage_rollout.served import AskEngines, ServedPolicies
 
@@ -71,9 +72,10 @@ class DispatchCounts:
 
 
 class Dispatcher:
-    """One consumer of a run's prompts.
+    """One consumer of a run's prompts; several share them out.
 
     Attributes:
+        limit: most groups in flight now, see `concurrency`.
         hold: why no prompts are claimed now although there is room for them; None while they are.
 
     Args:
@@ -82,6 +84,7 @@ class Dispatcher:
         consumer: name of this worker on the stream; another process has it only once this one has ended.
         wait_for_services: returns once retriever and reward are ready. Awaited before the first prompt is claimed, and
             again after a group with a failed trajectory: more prompts would only fail, too.
+        ask_counts: asks the engines what they have to do; None: `rollout.max_groups_in_flight` is always the limit.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class Dispatcher:
         run_group: RunGroup,
         ask_engines: AskEngines,
         wait_for_services: WaitForServices,
+        ask_counts: AskCounts | None = None,
     ) -> None:
         self._streams = streams
         self._run_group = run_group
@@ -99,7 +103,9 @@ class Dispatcher:
         self._wait_for_services = wait_for_services
         self._must_check_services = True
         rollout = settings.rollout
-        self._max_groups = rollout.max_groups_in_flight
+        self._most_claimed = rollout.max_groups_in_flight
+        self._room = asyncio.Event()  # set when a group has ended, or more may run
+        self._concurrency = Concurrency(rollout, ask_counts, self._room.set)
         self._max_trajectories = rollout.max_trajectories_in_flight or (
             _OVERCOMMIT * rollout.engine.max_num_seqs * rollout.engine_replicas.max
         )
@@ -112,10 +118,15 @@ class Dispatcher:
         self._consumer = consumer
         self._claimed: dict[bytes, asyncio.Task[None]] = {}
         self._samples: dict[bytes, int] = {}
+        self._trajectories = 0
         self._engines_load_policies = not settings.rollout.engine.endpoint
         self._draining = False
         self.hold: Hold | None = None
         self.counts = DispatchCounts()
+
+    @property
+    def limit(self) -> GroupLimit:
+        return self._concurrency.limit
 
     @property
     def notes(self) -> dict[str, str]:
@@ -135,6 +146,7 @@ class Dispatcher:
                     tasks.create_task(self._keep_alive())
                     tasks.create_task(self._reclaim())
                     tasks.create_task(self._claim())
+                    tasks.create_task(self._concurrency.watch(lambda: len(self._claimed)))
                     if self._engines_load_policies:
                         tasks.create_task(self._served.watch())
             except* Exception:  # protects the groups in flight from an unforeseen error
@@ -149,6 +161,7 @@ class Dispatcher:
             Number of prompts that did not end within the time.
         """
         self._draining = True
+        self._room.set()
         if self._claimed:
             with waiting("the end of claimed groups", on="agent", limit_s=timeout_s, detail="draining"):
                 await asyncio.wait(list(self._claimed.values()), timeout=timeout_s)
@@ -162,10 +175,13 @@ class Dispatcher:
         """Number of groups that may be claimed, if each has `rollout.n` samples."""
         if self._draining:
             return 0
-        groups = (self._max_trajectories - sum(self._samples.values())) // self._samples_per_group
+        groups = (self._max_trajectories - self._trajectories) // self._samples_per_group
         if not self._claimed:
             groups = max(1, groups)  # a group larger than the limit runs alone
-        return min(self._max_groups - len(self._claimed), groups)
+        free = self.limit.groups - len(self._claimed)
+        if free <= 0 < groups:
+            self._concurrency.note_full()
+        return min(free, groups)
 
     async def _claim(self) -> None:
         while not self._draining:
@@ -177,9 +193,9 @@ class Dispatcher:
                 await self._take_over()
             free = self._count_free()
             if free <= 0:
-                if self._claimed:
-                    with waiting("room for another group", on="agent", limit_s=None, why_unlimited=_WHY_GROUPS_END):
-                        await asyncio.wait(list(self._claimed.values()), return_when=asyncio.FIRST_COMPLETED)
+                with waiting("room for another group", on="agent", limit_s=None, why_unlimited=_WHY_GROUPS_END):
+                    self._room.clear()
+                    await self._room.wait()
                 continue
             if await self._is_held():
                 await self._wait_for_the_trainer()
@@ -201,7 +217,7 @@ class Dispatcher:
     async def _take_over(self) -> None:
         """Run again what an earlier process under this name had claimed, without a wait for `redis.reclaim_idle_s`."""
         own = set(self._claimed)  # one of these may end before the answer that still names it is here
-        found = await self._call_redis(self._streams.take_over_prompts, self._consumer, self._max_groups)
+        found = await self._call_redis(self._streams.take_over_prompts, self._consumer, self._most_claimed)
         self._add([entry for entry in found if entry.id not in own])
 
     async def _is_held(self) -> bool:
@@ -244,13 +260,15 @@ class Dispatcher:
         task = supervise(self._trace_group(entry), entry.message.group_uid)
         self._claimed[entry.id] = task
         self._samples[entry.id] = min(entry.message.samples, MAX_SAMPLES)
+        self._trajectories += self._samples[entry.id]
         self.counts.groups_in_flight = len(self._claimed)
         task.add_done_callback(lambda _: self._forget(entry.id))
 
     def _forget(self, id: bytes) -> None:
         self._claimed.pop(id, None)
-        self._samples.pop(id, None)
+        self._trajectories -= self._samples.pop(id, 0)
         self.counts.groups_in_flight = len(self._claimed)
+        self._room.set()
 
     async def _trace_group(self, entry: Entry[Prompt]) -> None:
         prompt = entry.message

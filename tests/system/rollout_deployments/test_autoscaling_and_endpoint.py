@@ -11,6 +11,7 @@ from openai_server import serve_openai
 
 from forage_common.clients.calls import RefusedError
 from forage_common.settings import EngineSettings, ModelSettings, ReplicaSettings, RolloutSettings, Settings
+from forage_common.settings.rollout import DispatcherReplicaSettings
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_policies.announcement import PolicyError
 from forage_rollout.loop.tokens import FileTokenizer
@@ -54,6 +55,39 @@ def test_generations_on_replicas_that_are_replaced_or_removed_end_where_they_beg
     assert running.result(timeout_s=60) == homes
     assert len(set(shrinking.many.remote(names, 1).result(timeout_s=200))) == 1
     serve.delete("shrinking")
+
+
+@pytest.mark.usefixtures("caller")
+def test_dispatchers_follow_their_groups_in_flight_and_drain_before_they_are_removed(tmp_path: Path) -> None:
+    from ray import serve
+    from serve_parts import BusyDeployment
+
+    from forage_rollout.deployments.application import build_dispatcher_deployment
+
+    replicas = DispatcherReplicaSettings(max=3, upscale_delay_s=1, downscale_delay_s=1)
+    settings = Settings(rollout=RolloutSettings(dispatcher_replicas=replicas))
+    groups = tmp_path / "groups"
+    groups.write_text("200")
+    busy = build_dispatcher_deployment(BusyDeployment, settings).bind(str(tmp_path))
+    serve.run(busy, name="dispatchers", route_prefix=None)
+
+    def await_replicas(count: int) -> None:
+        deadline = time.monotonic() + 90
+        while True:
+            states = serve.status().applications["dispatchers"].deployments["Dispatcher"].replica_states
+            if states.get("RUNNING") == count and len(states) == 1:
+                return
+            assert time.monotonic() < deadline, f"{count} replicas are wanted, there are {states}"
+            time.sleep(0.5)
+
+    await_replicas(1)
+    groups.write_text("260")
+    await_replicas(3)
+    assert list(tmp_path.glob("drained-*")) == []
+    groups.write_text("10")
+    await_replicas(1)
+    assert len(list(tmp_path.glob("drained-*"))) == 2
+    serve.delete("dispatchers")
 
 
 @pytest.mark.usefixtures("caller")

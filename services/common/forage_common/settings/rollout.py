@@ -54,11 +54,14 @@ class EngineSettings(Section):
     endpoint_token_file: Path | None = Field(None, description="File with the bearer token of the endpoint")
 
 
+_MOST = "Most replicas; above min, Ray Serve adds replicas as requests queue up"
+
+
 class ReplicaSettings(Section):
     """Replicas of a Ray Serve deployment."""
 
     min: int = Field(1, ge=1, description="Fewest replicas")
-    max: int = Field(1, ge=1, description="Most replicas; above min, Ray Serve adds replicas as requests queue up")
+    max: int = Field(1, ge=1, description=_MOST)
     target_ongoing: float = Field(64.0, gt=0, description="Autoscaling: requests in progress per replica to aim at")
     upscale_delay_s: float = Field(10.0, ge=0, description="Autoscaling: wait before a replica is added")
     downscale_delay_s: float = Field(300.0, ge=0, description="Autoscaling: wait before a replica is removed")
@@ -68,6 +71,24 @@ class ReplicaSettings(Section):
         if self.max < self.min:
             raise ValueError(f"max {self.max} is below min {self.min}")
         return self
+
+
+class AgentReplicaSettings(ReplicaSettings):
+    """Agents: a request is a group."""
+
+    max: int = Field(8, ge=1, description=f"{_MOST}, but no more than CPUs where the service starts its own Ray")
+
+
+class DispatcherReplicaSettings(ReplicaSettings):
+    """Dispatchers: what counts are their groups in flight."""
+
+    max: int = Field(
+        4,
+        ge=1,
+        description="Most replicas; above min, Ray Serve adds replicas as groups in flight grow, but no more than CPUs"
+        " where the service starts its own Ray",
+    )
+    target_ongoing: float = Field(256.0, gt=0, description="Autoscaling: groups in flight per replica to aim at")
 
 
 class EnvironmentRoute(UserCode):
@@ -136,9 +157,15 @@ class RolloutSettings(Section):
     max_prompt_length: int = Field(640, ge=1, description="Length of the context of a turn; the last tokens are kept")
     max_response_length: int = Field(64, ge=1, description="Length of the generation of one turn")
     max_obs_length: int = Field(192, ge=1, description="Length of one observation; longer ones are truncated")
-    max_groups_in_flight: int = Field(32, ge=1, description="Most groups in progress per dispatcher")
+    max_groups_in_flight: int = Field(
+        256,
+        ge=1,
+        description="Most groups in progress per dispatcher; below that it runs as many as engines have room for",
+    )
     max_trajectories_in_flight: int = Field(
-        0, ge=0, description="Most trajectories in progress; 0: four times engine.max_num_seqs per replica"
+        0,
+        ge=0,
+        description="Most trajectories in progress per dispatcher; 0: four times engine.max_num_seqs per engine",
     )
     trajectory_timeout_s: float = Field(120.0, gt=0, description="Limit of one trajectory")
     retrieve_timeout_s: float = Field(30.0, gt=0, description="Limit of one search with all its retries")
@@ -153,7 +180,8 @@ class RolloutSettings(Section):
     )
     engine: EngineSettings = EngineSettings()
     engine_replicas: ReplicaSettings = ReplicaSettings()
-    agent_replicas: ReplicaSettings = ReplicaSettings()
+    agent_replicas: AgentReplicaSettings = AgentReplicaSettings()
+    dispatcher_replicas: DispatcherReplicaSettings = DispatcherReplicaSettings()
     weights: WeightSettings = WeightSettings()
 
     @property
@@ -161,6 +189,11 @@ class RolloutSettings(Section):
         """Most tokens of a trajectory, its prompt included; an environment of your own may have more turns."""
         generations = (self.max_turns + 1) * self.max_response_length
         return self.max_start_length + generations + self.max_turns * self.max_obs_length
+
+    @property
+    def longest_group_s(self) -> float:
+        """Seconds after which a group has ended, whatever fails: those of its trajectories and of its scores."""
+        return self.trajectory_timeout_s + self.score_timeout_s
 
     @property
     def environment_names(self) -> dict[str, str]:

@@ -80,7 +80,7 @@ class AgentDeployment:
         await asyncio.to_thread(tracing.stop)
 
     async def take_snapshot(self) -> Snapshot:
-        counts = read_call_counts() | read_span_counts()
+        counts = read_call_counts() | read_span_counts() | self._check_pace.read_counts("Agent")
         if self._agent is not None and self._engines is not None:
             counts |= to_counts(self._agent.counts) | to_counts(self._engines.counts)
         return Snapshot(

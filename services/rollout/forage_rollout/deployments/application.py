@@ -21,27 +21,36 @@ _MAX_ONGOING_REQUESTS = 4096  # the dispatcher bounds what is in flight, Serve n
 _CPUS = 0.1  # of Ray's accounting only: replicas share what the machine has
 _HEALTH_PERIOD_S = 0.1  # until the next check begins: see `CheckPace`
 _ROUTING_PERIOD_S = 1.0
+_DRAIN_MARGIN_S = 10.0  # for writing the last groups
 _HANG_MARGIN_S = 30.0  # a probe waits for `engine.hang_timeout_s` and reports what is wrong; Serve must not be faster
 
 
-def build_application(settings: Settings) -> Application:
+def build_application(settings: Settings, engine_class: type = EngineDeployment) -> Application:
     """The service as one Serve application whose ingress is the dispatcher.
 
     Raises:
         UserError: the installed vLLM cannot compute on `rollout.device`.
     """
     text, rollout = settings.model_dump_json(), settings.rollout
-    # A replica is not ended while a group runs on it; a group ends within its time limits.
-    agent_shutdown_s = rollout.trajectory_timeout_s + rollout.score_timeout_s
     gpus = count_gpus(rollout)
-    engine = build_engine_deployment(EngineDeployment, settings, rollout.engine_replicas, gpus).bind(text)
+    engine = build_engine_deployment(engine_class, settings, rollout.engine_replicas, gpus).bind(text)
+    # A replica is not ended while a group runs on it.
     agent = _build_deployment(
-        "Agent", AgentDeployment, rollout.agent_replicas, graceful_shutdown_timeout_s=agent_shutdown_s
+        "Agent", AgentDeployment, rollout.agent_replicas, graceful_shutdown_timeout_s=rollout.longest_group_s
     ).bind(text, engine)
-    dispatcher = _build_deployment(
-        "Dispatcher", DispatcherDeployment, ReplicaSettings(), graceful_shutdown_timeout_s=1.0
+    return cast(Application, build_dispatcher_deployment(DispatcherDeployment, settings).bind(text, agent, engine))
+
+
+def build_dispatcher_deployment(of: type, settings: Settings) -> Any:
+    """Dispatcher replicas, as many as their groups in flight need, not bound yet."""
+    rollout = settings.rollout
+    return _build_deployment(
+        "Dispatcher",
+        of,
+        rollout.dispatcher_replicas,
+        policy=AutoscalingPolicy(policy_function=count_wanted),
+        graceful_shutdown_timeout_s=rollout.longest_group_s + _DRAIN_MARGIN_S,
     )
-    return cast(Application, dispatcher.bind(text, agent, engine))
 
 
 def build_engine_deployment(of: type, settings: Settings, replicas: ReplicaSettings, gpus: int) -> Any:
@@ -81,7 +90,8 @@ def build(arguments: dict[str, str]) -> Application:
 
 def count_cpus(settings: Settings) -> float:
     """CPUs that the application asks of Ray's accounting with all its replicas."""
-    return _CPUS * (settings.rollout.engine_replicas.max + settings.rollout.agent_replicas.max + 1)
+    rollout = settings.rollout
+    return _CPUS * (rollout.engine_replicas.max + rollout.agent_replicas.max + rollout.dispatcher_replicas.max)
 
 
 def _build_deployment(

@@ -1,4 +1,4 @@
-"""How many engine replicas there should be: Serve counts the calls that it carries, and no generation is one."""
+"""How many engines and dispatchers there should be: Serve counts the calls that it carries, and their work is none."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from typing import Any
 
 from ray.serve.config import AutoscalingContext
 
-GENERATIONS = "generations"
-"""Statistic that a replica reports: requests in progress on its connections."""
+ONGOING = "ongoing"
+"""Statistic that a replica reports: an engine the requests in progress on its connections, a dispatcher its groups in
+flight. Their limit follows the engines, so they are many where prompts wait and engines have room, and only then."""
 
 
 def count_wanted(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-    """Replicas for the requests in progress, and no state. Serve's delays and limits apply to the result.
+    """Replicas for the work in progress, and no state. Serve's delays and limits apply to the result.
 
     Serve averages each replica's statistic over `look_back_period_s`, as it does with its own calls.
     """
-    generations = (context.aggregated_metrics or {}).get(GENERATIONS, {})
-    ongoing = sum(generations.values()) + context.total_num_requests
+    reported = (context.aggregated_metrics or {}).get(ONGOING, {})
+    ongoing = sum(reported.values()) + context.total_num_requests
     return ongoing / context.config.get_target_ongoing_requests(), {}

@@ -13,12 +13,13 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import psutil
 
+from forage_common.devices import count_cpus as count_machine_cpus
 from forage_common.ray_environment import extend_start_limit, ray_environment
-from forage_common.settings import Settings
+from forage_common.settings import ReplicaSettings, Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import waiting
 from forage_rollout.core.arguments import build_environment
@@ -33,6 +34,7 @@ from forage_rollout.deployments.devices import (
 from forage_rollout.deployments.relay import LogRelay
 
 log = get_logger()
+R = TypeVar("R", bound=ReplicaSettings)
 _PREFIX = "forage-ray-"
 _MAX_STARTS = 3
 _STOP_TIMEOUT_S = 5.0
@@ -97,6 +99,20 @@ def open_cluster(settings: Settings) -> Cluster:
 def get_application_name(settings: Settings) -> str:
     """The name of one run's application among those that share a Ray cluster."""
     return f"forage-rollout-{settings.run.id}"
+
+
+def limit_to_machine(settings: Settings, cpus: int) -> Settings:
+    """Settings with at most as many agents and dispatchers as a machine has CPUs: more of them would share one."""
+    rollout = settings.rollout
+
+    def limit(replicas: R) -> R:
+        return replicas.model_copy(update={"max": max(replicas.min, min(replicas.max, cpus))})
+
+    changes = {
+        "agent_replicas": limit(rollout.agent_replicas),
+        "dispatcher_replicas": limit(rollout.dispatcher_replicas),
+    }
+    return settings.model_copy(update={"rollout": rollout.model_copy(update=changes)})
 
 
 def find_vital_processes() -> dict[str, psutil.Process]:
@@ -192,7 +208,10 @@ class Cluster(ABC):
         """Claim no more prompts; block until running groups have ended, for `rollout.drain_timeout_s` at most."""
         seconds = self._settings.rollout.drain_timeout_s
         try:
-            left = self.get_handle("Dispatcher").drain.remote(seconds).result(timeout_s=seconds + _DRAIN_REPLY_S)
+            draining = self.get_handle("Dispatcher").broadcast("drain", seconds)
+            left = sum(draining.results(timeout_s=seconds + _DRAIN_REPLY_S))
+            if self._settings.tracing.enabled:
+                self.get_handle("Agent").broadcast("stop_tracing").results(timeout_s=_DRAIN_REPLY_S)
         except Exception as error:  # noqa: BLE001 - the service must end; unfinished prompts stay pending and are reclaimed
             log.warning("not_drained", detail=f"{type(error).__name__}: {error}")
         else:
@@ -285,7 +304,7 @@ class LocalCluster(Cluster):
     """A Ray on loopback that this process starts, and whose processes it ends."""
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
+        super().__init__(limit_to_machine(settings, count_machine_cpus()))
         self._stopping = False
         self._vital: dict[str, psutil.Process] = {}  # name in messages → process
         # Ray puts sockets into the folder, whose paths must stay below 108 bytes.

@@ -20,7 +20,7 @@ from forage_common.v1.trajectory_pb2 import Policy, Replica
 from forage_rollout.background import supervise
 from forage_rollout.core.arguments import build_environment
 from forage_rollout.core.process import prepare_fork
-from forage_rollout.deployments.autoscaling import GENERATIONS
+from forage_rollout.deployments.autoscaling import ONGOING
 from forage_rollout.deployments.engine_links import open_door
 from forage_rollout.deployments.follower import Follower
 from forage_rollout.deployments.replica import REDIS_TIMEOUT_S, CheckPace, build_process_name, start_process
@@ -96,7 +96,7 @@ class EngineDeployment:
             yield part
 
     async def take_snapshot(self) -> Snapshot:
-        counts = to_counts(self._engine.counts) | read_call_counts()
+        counts = to_counts(self._engine.counts) | read_call_counts() | self._check_pace.read_counts("Engine")
         return Snapshot(self._replica, counts, self._engine.serving, waits=list_waits("engine"))
 
     async def record_routing_stats(self) -> dict[str, str]:
@@ -109,7 +109,7 @@ class EngineDeployment:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Report what Serve cannot count; Serve calls this method by its name."""
-        return {GENERATIONS: self._server.in_progress}
+        return {ONGOING: self._server.in_progress}
 
     async def check_health(self) -> None:
         """End the process when the engine is dead, hangs or has been out of service for long; Serve starts another."""

@@ -20,6 +20,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from forage_common.telemetry.logs import configure_logs
 from forage_common.telemetry.stacks import write_stacks_on_signal
 from forage_rollout.deployments.relay import redirect_stderr
+from forage_rollout.metrics import CountKey
 
 _CHECK_S = 2.0
 _POLL_INTERVAL_S = 0.1
@@ -69,20 +70,31 @@ class CheckPace:
     """Makes each health check of a replica last until it fails or the next one is due.
 
     Serve calls a check again soon after it has ended. So a call is always under way, and its failure tells Serve at
-    once that the process has died, or that the check has failed.
+    once that the process has died, or that the check has failed. Each look meanwhile also shows how late this process
+    runs what is due.
     """
 
     def __init__(self) -> None:
         self._has_begun = False
+        self._looks = 0
+        self._late_s = 0.0
 
     async def last(self, has_failed: Callable[[], bool] = lambda: False) -> None:
         """Last for two seconds, or until `has_failed`; not at all the first time, for which Serve waits."""
         if not self._has_begun:
             self._has_begun = True
             return
-        deadline = time.monotonic() + _CHECK_S
-        while not has_failed() and time.monotonic() < deadline:
+        now = time.monotonic()
+        deadline = now + _CHECK_S
+        while not has_failed() and now < deadline:
             await asyncio.sleep(_POLL_INTERVAL_S)  # wait: pause between two looks
+            due, now = now + _POLL_INTERVAL_S, time.monotonic()
+            self._looks += 1
+            self._late_s += now - due
+
+    def read_counts(self, deployment: str) -> dict[CountKey, float]:
+        """How late looks came, and how many there were, since the process started."""
+        return {("loop_late_seconds", deployment): self._late_s, ("loop_looks", deployment): self._looks}
 
 
 async def broadcast(handle: DeploymentHandle, method: str, *arguments: Any) -> list[Any]:

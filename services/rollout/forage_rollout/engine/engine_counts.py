@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 @dataclass
 class EngineCounts:
-    """Totals since an engine started, and its present state (in flight, running, waiting, freed bytes, asleep,
-    paused, out of service)."""
+    """Totals since an engine started, and its present state (in flight, running, waiting, the cache, freed bytes,
+    asleep, paused, out of service)."""
 
     requests: int = 0
     requests_in_flight: int = 0
@@ -20,6 +20,9 @@ class EngineCounts:
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
     sampled_tokens: int = 0
+    evictions: int = 0
+    cache_tokens: int = 0
+    cache_tokens_used: int = 0
     busy_seconds: float = 0.0
     policy_updates: int = 0
     policy_stage_seconds: float = 0.0

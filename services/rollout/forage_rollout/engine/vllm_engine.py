@@ -23,6 +23,7 @@ from forage_rollout.engine.chat import render_chat
 from forage_rollout.engine.engine_counts import EngineCounts, Meter
 from forage_rollout.engine.generation_pause import GenerationPause
 from forage_rollout.engine.leases import Leases
+from forage_rollout.engine.scheduler_watch import SchedulerWatch
 from forage_rollout.engine.stager import Stager, call_living
 from forage_rollout.engine.stops import StopTexts
 from forage_rollout.loop.generation import Generation, Request
@@ -62,7 +63,9 @@ class VllmEngine:
         self._shapes = {name: info.shape for name, info in self._expected.items()}
         self._cache = open_cache(settings)
         arguments = build_arguments(settings, bool(current_platform.is_cpu()))
-        self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        self._scheduler = SchedulerWatch()
+        loggers = [self._scheduler.build_logger_class()]
+        self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=loggers)
         self._tokenizer = self._llm.get_tokenizer()
         self._stops = StopTexts(self._tokenizer.get_vocab())
         self._request_ids = itertools.count()
@@ -106,6 +109,7 @@ class VllmEngine:
         counts, states = self._meter.counts, self._llm.output_processor.request_states.values()
         counts.requests_waiting = sum(state.is_prefilling for state in states)
         counts.requests_running = len(states) - counts.requests_waiting
+        self._scheduler.write_to(counts, len(states))
         counts.direct_transfers, counts.direct_fallbacks = self._cache.received, self._cache.fallbacks
         counts.paused, counts.out_of_service = int(self.is_paused), int(bool(self.out_of_service))
         counts.asleep = int(self.is_asleep)
