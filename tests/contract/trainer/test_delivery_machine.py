@@ -40,7 +40,7 @@ from forage_common.errors import FencedError
 from forage_common.settings import Settings, load_settings
 from forage_common.stop import Stop
 from forage_common.streams import payloads
-from forage_common.streams.client import GROUP, Entry, StreamClient
+from forage_common.streams.client import GROUP, VALIDATION, Entry, StreamClient
 from forage_common.streams.history import open_history
 from forage_common.streams.payloads import FOLDER, Payloads
 from forage_common.telemetry.health import Health
@@ -395,6 +395,22 @@ class DeliveryMachine(RuleBasedStateMachine):
         with self.lose_data():
             self.server.flush()
 
+    def end_validations(self, trainer: Trainer) -> None:
+        """End those that a trainer left open when it died: a later one validates these versions again."""
+        for name in sorted({file.parent.name for file in self.list_files()}):
+            label = name.removeprefix(VALIDATION)
+            if name == label or label == "after":
+                continue
+            version = int(label.removeprefix("step-"))
+            trainer.validation.begin(label, Policy(version=version, epoch=trainer.streams.epoch))
+            for _ in range(20):
+                for entry in [*self.worker.claim_prompts("w", 50, 0.0), *self.worker.reclaim_prompts("w", 50)]:
+                    self.answer(entry)
+                with suppress(BatchTimeoutError):
+                    trainer.validation.finish()
+                if not trainer.validation.open_versions:
+                    break
+
     def teardown(self) -> None:
         """Let everybody work properly: the run must end, and be exact."""
         if not hasattr(self, "trainers"):
@@ -428,6 +444,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         trainer.batcher.clear()
         assert trainer.streams.count_backlog(trainer.streams.trajectories) == 0
         assert not trainer.validation.open_versions, "every wait ends"
+        self.end_validations(trainer)
         with patch.object(payloads, "ORPHAN_S", -60.0):
             trainer.streams._swept = -math.inf
             trainer.streams.delete_orphans()

@@ -82,6 +82,7 @@ def test_a_step_takes_the_first_groups_whatever_batch_they_were_issued_for(
     second = take(b, 2)
     assert list_places(second) == [(1, 2), (2, 1), (3, 0)], "the first three"
     assert second.ends == (2,)
+    b.feeder.issue_up_to_bound(2)
     assert b.batcher._list_absent(3) == [(3, 1), (3, 2), (4, 0), (4, 1), (4, 2)]
 
 
@@ -200,6 +201,7 @@ def test_a_lost_group_of_any_batch_is_issued_again(
     start: Callable[..., tuple[Bench, Rollout]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("forage_trainer.data.arrivals.SILENCE_S", 0.2)
+    monkeypatch.setattr("forage_trainer.data.batcher._BLOCK_S", 0.05)
     b, rollout = start()
     rollout.answer((1, 1), (2, 1))
     b.streams._redis.delete(b.streams.prompts)  # with all that was asked for

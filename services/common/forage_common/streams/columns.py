@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,8 @@ from forage_common.v1.trajectory_pb2 import Role, Span
 
 _LEVEL = 3
 _MOST_VALUES = 2**26
-Ints = npt.NDArray[np.int32]
-Words = npt.NDArray[np.uint32]
+Ints: TypeAlias = npt.NDArray[np.int32]
+Words: TypeAlias = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def split_planes(values: Words, count: int) -> list[bytes]:
 
 def join_planes(data: memoryview, length: int, count: int) -> Words:
     """The inverse of `split_planes`."""
-    columns = np.zeros((length, 4), dtype=np.uint8)
+    columns: npt.NDArray[np.uint8] = np.zeros((length, 4), dtype=np.uint8)
     for place in range(count):
         columns[:, place] = np.frombuffer(data, np.uint8, length, offset=place * length)
     values: Words = columns.reshape(-1).view("<u4").astype(np.uint32, copy=False)

@@ -11,6 +11,7 @@ Each of the three is a zstd frame over the whole group, so what its samples shar
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
+from typing import Literal
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -31,7 +32,8 @@ from forage_common.streams.columns import (
 from forage_common.v1.packed_pb2 import PackedFacts, PackedGroup, PackedTexts, PackedTrajectory, Runs, TrajectoryTexts
 from forage_common.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
 
-_PER_TOKEN = ("token_ids", "loss_mask", "turn_ids", "logprobs")
+_PerToken = Literal["token_ids", "loss_mask", "turn_ids", "logprobs"]
+_PER_TOKEN: tuple[_PerToken, ...] = ("token_ids", "loss_mask", "turn_ids", "logprobs")
 _FLOAT_BYTES = 4
 _MOST_FACTS, _MOST_TEXTS = 2**28, 2**29
 """Bytes that a frame may have when it is decompressed."""
