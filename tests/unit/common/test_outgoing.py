@@ -93,10 +93,13 @@ def test_calls_of_many_threads_share_a_client(server: HostileServer) -> None:
 
 
 @list_cases({**TOO_LARGE, **NONSENSE})
-async def test_the_retriever_client_is_not_deceived(server: HostileServer, serve: Serve) -> None:
+async def test_the_retriever_client_is_not_deceived(
+    server: HostileServer, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.serve = serve
+    # The same with less to pour.
+    monkeypatch.setattr("forage_common.clients.retriever.bound_replies", lambda: bound_replies(MOST))
     async with RetrieverClient(server.address, 2.0) as client:
-        client._http.event_hooks = bound_replies(MOST)["event_hooks"]  # the same with less to pour
         with pytest.raises((MalformedReplyError, UnavailableError)):
             await client.search(["x"])
 

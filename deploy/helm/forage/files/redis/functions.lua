@@ -1,40 +1,45 @@
-#!lua name=forage_40ff4bae13da
-redis.register_function{function_name = 'forage_40ff4bae13da_acknowledge', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+#!lua name=forage_b2608235cffc
+redis.register_function{function_name = 'forage_b2608235cffc_acknowledge', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- The groups of a step leave the stream and the step enters the ledger. A repeated call changes nothing. Returns the
 -- names of the files that the groups refer to.
--- KEYS: epoch, trajectories, ledger, the batch's issue table, issued, files that entries refer to.
--- ARGV: epoch, consumer group, step, ledger entry, entry ids …
+-- KEYS: epoch, trajectories, ledger, issued, files that entries refer to, the issue table of each batch that is over …
+-- ARGV: epoch, consumer group, step, ledger entry, number of these batches, the batches …, entry ids …
 -- Refuses a trainer that was replaced and does not know it yet: KEYS[1] has the epoch of the latest, ARGV[1] the caller's.
 local epoch = redis.call('GET', KEYS[1])
 if tonumber(epoch or '0') > tonumber(ARGV[1]) then return redis.error_reply('FENCED ' .. epoch) end
 -- A key of another type fails here, before anything is written: Redis rolls nothing back.
 redis.call('XLEN', KEYS[2])
+redis.call('HLEN', KEYS[3])
+redis.call('HLEN', KEYS[4])
 redis.call('HLEN', KEYS[5])
-redis.call('HLEN', KEYS[6])
-local issues, lines = redis.call('HGETALL', KEYS[4]), {}
-for i = 1, #issues, 2 do
-  lines[#lines + 1] = issues[i] .. ' ' .. (string.match(issues[i + 1], ' (.*)$') or '')
+local texts = {}
+for i = 6, #KEYS do
+  local issues, lines = redis.call('HGETALL', KEYS[i]), {}
+  for j = 1, #issues, 2 do
+    lines[#lines + 1] = issues[j] .. ' ' .. (string.match(issues[j + 1], ' (.*)$') or '')
+  end
+  texts[i] = table.concat(lines, '\n')
 end
 redis.call('HSETNX', KEYS[3], ARGV[3], ARGV[4])
--- From now on the ledger says that the batch was issued; only what was issued for it stays, for the final count.
-if #lines > 0 then
-  redis.call('HSETNX', KEYS[5], ARGV[3], table.concat(lines, '\n'))
-  redis.call('DEL', KEYS[4])
+-- From now on this says that the batch was issued, with what was issued for it, for the final count.
+for i = 6, #KEYS do
+  redis.call('HSETNX', KEYS[4], ARGV[i], texts[i])
+  redis.call('DEL', KEYS[i])
 end
 local names = {}
-for i = 5, #ARGV do
+for i = 6 + tonumber(ARGV[5]), #ARGV do
   redis.call('XACK', KEYS[2], ARGV[2], ARGV[i])
   redis.call('XDEL', KEYS[2], ARGV[i])
-  local name = redis.call('HGET', KEYS[6], ARGV[i])
+  local name = redis.call('HGET', KEYS[5], ARGV[i])
   if name then
     names[#names + 1] = name
-    redis.call('HDEL', KEYS[6], ARGV[i])
+    redis.call('HDEL', KEYS[5], ARGV[i])
   end
 end
 return names
 end}
 
-redis.register_function{function_name = 'forage_40ff4bae13da_acknowledge_policy', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_b2608235cffc_acknowledge_policy', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- A replica says which policy it serves and which it refuses, and that it is alive. Who watches learns of a change.
 -- KEYS: replicas, replicas' last signs of life, served.  ARGV: replica, what it says.
 redis.call('ZCARD', KEYS[2]) -- fails on a key of another type before anything is written
@@ -47,7 +52,7 @@ redis.call('ZADD', KEYS[2], redis.call('TIME')[1], ARGV[1])
 return 1
 end}
 
-redis.register_function{function_name = 'forage_40ff4bae13da_acquire_epoch', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_b2608235cffc_acquire_epoch', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- A fencing token above every earlier one: of this key, of the announced policy, and of the trainer's own files.
 -- KEYS: epoch, policy.  ARGV: the highest epoch in the trainer's files.  Returns the new epoch.
 local epoch = math.max(
@@ -58,7 +63,7 @@ redis.call('SET', KEYS[1], epoch)
 return epoch
 end}
 
-redis.register_function{function_name = 'forage_40ff4bae13da_close_stream', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_b2608235cffc_close_stream', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- A reply stream goes, together with the table of what was issued for it. Returns the names of the files that its
 -- entries refer to.
 -- KEYS: epoch, stream, issue table, files that entries refer to.  ARGV: epoch.
@@ -70,7 +75,7 @@ redis.call('DEL', KEYS[2], KEYS[3], KEYS[4])
 return names
 end}
 
-redis.register_function{function_name = 'forage_40ff4bae13da_create_group', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_b2608235cffc_create_group', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- The consumer group of a stream, from its beginning, unless it exists. Answers are lost with a stream: where it is new,
 -- so is the table of what was issued for it.
 -- KEYS: stream, its issue table (optional).  ARGV: consumer group.
@@ -80,14 +85,14 @@ if type(reply) == 'table' and reply.err and not string.find(reply.err, 'BUSYGROU
 return 1
 end}
 
-redis.register_function{function_name = 'forage_40ff4bae13da_declare_environments', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_b2608235cffc_declare_environments', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- A dispatcher says which environments it gives to data sources, until it is silent for too long.
 -- KEYS: environments.  ARGV: table of environments, seconds.
 redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
 return 1
 end}
 
-redis.register_function{function_name = 'forage_40ff4bae13da_discard', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_b2608235cffc_discard', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- Groups that are never trained on leave their stream. Returns the names of the files that they refer to.
 -- KEYS: epoch, stream, files that its entries refer to.  ARGV: epoch, consumer group, entry ids …
 -- Refuses a trainer that was replaced and does not know it yet: KEYS[1] has the epoch of the latest, ARGV[1] the caller's.
@@ -107,7 +112,7 @@ end
 return names
 end}
 
-redis.register_function{function_name = 'forage_40ff4bae13da_find_absent', flags = {'no-writes'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_b2608235cffc_find_absent', flags = {'no-writes'}, callback = function(KEYS, ARGV)
 -- The issues whose prompt is no longer on the stream: finished, or lost. Returns the fields of the table.
 -- KEYS: prompts, issue table.
 local absent = {}
@@ -119,7 +124,7 @@ end
 return absent
 end}
 
-redis.register_function{function_name = 'forage_40ff4bae13da_finish', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_b2608235cffc_finish', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- A prompt is acknowledged and its group written, together. Returns 1, 0 where another worker has finished the prompt,
 -- and 2 where nobody waits for the group any more.
 -- KEYS: prompts, reply stream, trajectories, files that entries of the reply stream refer to.
@@ -143,13 +148,13 @@ if ARGV[4] ~= '' then redis.call('HSET', KEYS[4], id, ARGV[4]) end
 return 1
 end}
 
-redis.register_function{function_name = 'forage_40ff4bae13da_issue', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_b2608235cffc_issue', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- A (batch, position, attempt) of a reply stream enters the prompts stream once, however often it is issued.
--- KEYS: epoch, prompts, issue table, ledger.  ARGV: epoch, "position/attempt", uid, prompt, step that will consume it.
+-- KEYS: epoch, prompts, issue table, issued.  ARGV: epoch, "position/attempt", uid, prompt, batch (empty: no training).
 -- Refuses a trainer that was replaced and does not know it yet: KEYS[1] has the epoch of the latest, ARGV[1] the caller's.
 local epoch = redis.call('GET', KEYS[1])
 if tonumber(epoch or '0') > tonumber(ARGV[1]) then return redis.error_reply('FENCED ' .. epoch) end
--- The table of a batch that was acknowledged is gone; the ledger remembers it.
+-- The table of a batch that is over is gone; it is remembered among those that were issued.
 if ARGV[5] ~= '' and redis.call('HEXISTS', KEYS[4], ARGV[5]) == 1 then return 0 end
 if redis.call('HEXISTS', KEYS[3], ARGV[2]) == 1 then return 0 end
 local id = redis.call('XADD', KEYS[2], '*', 'm', ARGV[4])
@@ -157,7 +162,7 @@ redis.call('HSET', KEYS[3], ARGV[2], id .. ' ' .. ARGV[3])
 return 1
 end}
 
-redis.register_function{function_name = 'forage_40ff4bae13da_list_stored', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_b2608235cffc_list_stored', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- The names of the files that entries of a stream refer to. What is noted of entries that are gone is forgotten.
 -- KEYS: epoch, stream, files that its entries refer to.  ARGV: epoch.
 -- Refuses a trainer that was replaced and does not know it yet: KEYS[1] has the epoch of the latest, ARGV[1] the caller's.
@@ -174,7 +179,7 @@ end
 return names
 end}
 
-redis.register_function{function_name = 'forage_40ff4bae13da_prune', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_b2608235cffc_prune', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- Replicas and consumers that are gone: both tables would grow with every restart.
 -- KEYS: epoch, replicas, replicas' last signs of life, streams …
 -- ARGV: epoch, consumer group, a replica's silence in seconds, a consumer's in milliseconds.
@@ -199,7 +204,7 @@ end
 return 1
 end}
 
-redis.register_function{function_name = 'forage_40ff4bae13da_publish', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_b2608235cffc_publish', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- A policy replaces the current one, unless its trainer was replaced and does not know it yet. Who watches learns of it.
 -- KEYS: epoch, policy, announced, served.  ARGV: epoch, policy.
 -- Refuses a trainer that was replaced and does not know it yet: KEYS[1] has the epoch of the latest, ARGV[1] the caller's.
@@ -217,7 +222,7 @@ redis.call('XADD', KEYS[4], 'MAXLEN', '1', '*', 'm', '')
 return 1
 end}
 
-redis.register_function{function_name = 'forage_40ff4bae13da_read_replicas', flags = {'no-writes'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_b2608235cffc_read_replicas', flags = {'no-writes'}, callback = function(KEYS, ARGV)
 -- The policy that each replica serves, of those that gave a sign of life lately: replica, policy, …
 -- KEYS: replicas, replicas' last signs of life.  ARGV: silence in seconds.
 local found = {}
@@ -228,7 +233,7 @@ end
 return found
 end}
 
-redis.register_function{function_name = 'forage_40ff4bae13da_reclaim', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_b2608235cffc_reclaim', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- Groups that another process of the trainer claimed, or whose delivery was lost, become this one's.
 -- KEYS: epoch, stream.  ARGV: epoch, consumer group, consumer, entry ids …  Returns the entries.
 -- Refuses a trainer that was replaced and does not know it yet: KEYS[1] has the epoch of the latest, ARGV[1] the caller's.
@@ -237,7 +242,7 @@ if tonumber(epoch or '0') > tonumber(ARGV[1]) then return redis.error_reply('FEN
 return redis.call('XCLAIM', KEYS[2], ARGV[2], ARGV[3], 0, unpack(ARGV, 4))
 end}
 
-redis.register_function{function_name = 'forage_40ff4bae13da_reject', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_b2608235cffc_reject', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- An entry that nobody can use leaves its stream; a copy is kept for diagnosis. Returns the name of the file that it
 -- refers to, if it does.
 -- KEYS: stream, rejected, files that entries of the stream refer to.
@@ -254,7 +259,7 @@ redis.call('HDEL', KEYS[3], ARGV[2])
 return {name}
 end}
 
-redis.register_function{function_name = 'forage_40ff4bae13da_replace_shift', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_b2608235cffc_replace_shift', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- A shift replaces the one that the caller knows. Who watches learns of a new one, not of a sign of life.
 -- KEYS: shift, announced.  ARGV: the shift before, the shift, whether it is a new one.
 redis.call('XLEN', KEYS[2]) -- fails on a key of another type before anything is written
@@ -264,7 +269,7 @@ if ARGV[3] == '1' then redis.call('XADD', KEYS[2], 'MAXLEN', '1', '*', 'm', '') 
 return 1
 end}
 
-redis.register_function{function_name = 'forage_40ff4bae13da_set_shift', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_b2608235cffc_set_shift', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- Who works on shared GPUs, unless its trainer was replaced and does not know it yet. Who watches learns of it.
 -- KEYS: epoch, shift, announced.  ARGV: epoch, shift.
 -- Refuses a trainer that was replaced and does not know it yet: KEYS[1] has the epoch of the latest, ARGV[1] the caller's.
@@ -276,7 +281,7 @@ redis.call('XADD', KEYS[3], 'MAXLEN', '1', '*', 'm', ARGV[1])
 return 1
 end}
 
-redis.register_function{function_name = 'forage_40ff4bae13da_touch', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_b2608235cffc_touch', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- A write of its own, for which replicas are waited for: the write before it may have been one of another connection.
 -- KEYS: writes.
 return redis.call('INCR', KEYS[1])
