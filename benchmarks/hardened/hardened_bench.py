@@ -24,7 +24,18 @@ from rich.table import Table
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROFILES = ("default", "hardened")
-COLUMNS = ("seed", "profile", "step_s", "median_step_s", "cpu_s", "minutes", "em_before", "em_after", "logprob_diff_mean", "groups_lost")
+COLUMNS = (
+    "seed",
+    "profile",
+    "step_s",
+    "median_step_s",
+    "cpu_s",
+    "minutes",
+    "em_before",
+    "em_after",
+    "logprob_diff_mean",
+    "groups_lost",
+)
 _SUBREAPER = 36
 """prctl's PR_SET_CHILD_SUBREAPER: processes whose parents have ended become ours, so that their time is counted."""
 WARM = 2

@@ -70,9 +70,9 @@ class Rollout:
 class Bench:
     """The trainer's end of a run, and the measurements of its processes."""
 
-    def __init__(self, settings: Settings, processes: Processes, rollout: Rollout) -> None:
-        self._streams = StreamClient(settings.redis, settings.run.id)
-        self._run_id = settings.run.id
+    def __init__(self, streams: StreamClient, run_id: str, processes: Processes, rollout: Rollout) -> None:
+        self._streams = streams
+        self._run_id = run_id
         self._processes = processes
         self._rollout = rollout
         self._batch = 0
@@ -272,7 +272,7 @@ def start_bench(settings: Settings, token_s: float, spinner: Status) -> Iterator
         rollout.read_reply()
         roots = {str(program): psutil.Process(stack.supervisor.pid(program)) for program in stack.programs}
         roots |= {RAY: psutil.Process(rollout.process.pid), "retriever's stand-in": psutil.Process(retriever.pid)}
-        yield Bench(trainers, Processes("trainer's end", roots), rollout)
+        yield Bench(streams, trainers.run.id, Processes("trainer's end", roots), rollout)
 
 
 def find_base_port() -> int:

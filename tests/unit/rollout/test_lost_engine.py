@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
+from agent_parts import Judge, Library, MakeAgent, judge, library, make_agent
 from dispatcher_bench import Bench
 from linked_engine import LINES, start_engine
-from test_agent import Judge, Library, MakeAgent, judge, library, make_agent
 
 from forage_common.v1.trajectory_pb2 import ChatMessage, Prompt, Sampling, Status
 from forage_rollout.links.pool import EnginePool
@@ -28,8 +27,7 @@ async def test_no_group_starts_again_when_an_engine_is_killed_under_200_trajecto
     with start_engine() as (_, first), start_engine() as (victim, second):
         pool = EnginePool(releases=False)
         pool.set_replicas({"first": first, "second": second})
-        engine: Any = pool
-        agent = make_agent(engine)
+        agent = make_agent(pool, retrieve_timeout_s=30.0, score_timeout_s=30.0)
         for position in range(GROUPS):
             bench.trainer.issue(
                 Prompt(

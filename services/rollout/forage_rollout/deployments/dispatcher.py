@@ -80,8 +80,8 @@ class DispatcherDeployment:
         counts = to_counts(self._dispatcher.counts) | read_span_counts() | self._check_pace.read_counts("Dispatcher")
         for reason in backpressure.REASONS:
             counts["backpressure", reason] = float(held is not None and held.reason == reason)
-        for reason in concurrency.REASONS:
-            counts["groups_limit_reason", reason] = float(limit.reason == reason)
+        for cause in concurrency.REASONS:
+            counts["groups_limit_reason", cause] = float(limit.reason == cause)
         counts["groups_limit",] = limit.groups
         counts["groups_limit_raised",], counts["groups_limit_lowered",] = limit.raised, limit.lowered
         return Snapshot(self._replica, counts, notes=self._dispatcher.notes, waits=list_waits("dispatcher"))

@@ -36,8 +36,12 @@ class _Doors:
     def watch(self, on_change: OnDoors) -> None:
         """Call back now and at each change, in the event loop that runs now: the router may have another one."""
         loop = asyncio.get_running_loop()
-        self._on_change = lambda doors: loop.call_soon_threadsafe(on_change, doors)
-        self._on_change(self._doors)
+
+        def call_back(doors: Mapping[str, Door]) -> None:
+            loop.call_soon_threadsafe(on_change, doors)
+
+        self._on_change = call_back
+        call_back(self._doors)
 
     def update(self, replicas: Mapping[str, Mapping[str, Any]]) -> None:
         """Replace the replicas: name → what it reports of itself."""

@@ -23,7 +23,7 @@ class SchedulerWatch:
 
         watch = self
 
-        class StatLogger(PrometheusStatLogger):
+        class StatLogger(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is not in the linter's environment
             def __init__(self, vllm_config: Any, engine_indexes: Any = None) -> None:
                 cache = vllm_config.cache_config
                 watch._tokens = (cache.num_gpu_blocks or 0) * cache.block_size
