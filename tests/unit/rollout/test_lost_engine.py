@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from agent_parts import Judge, Library, MakeAgent, judge, library, make_agent
 from dispatcher_bench import Bench
@@ -43,7 +41,7 @@ async def test_no_group_starts_again_when_an_engine_is_killed_under_200_trajecto
             )
         async with bench.run(agent.run_group) as dispatcher:
             await bench.wait_until(lambda: agent.counts.samples_in_flight == GROUPS * SAMPLES)
-            await asyncio.sleep(0.5)
+            await bench.wait_until(lambda: (pool._replicas["second"].load or 0) > SAMPLES)
             victim.kill()
             groups = await bench.take_groups(GROUPS, 60.0)
             assert sorted(bench.runs) == sorted(f"g/{position}" for position in range(GROUPS)), "a group started again"
