@@ -114,7 +114,8 @@ class EngineLink(FrameConnection):
         reply = self._waiting[number] = self._loop.create_future()
         self.send(kind, number, body)
         try:
-            return await reply
+            content: bytes = await reply
+            return content
         except asyncio.CancelledError:
             self.send(Kind.CANCEL, number)
             raise
