@@ -1,8 +1,8 @@
 """`make bench-hardened`: the demo with and without `security.profile=hardened`; a table, then one JSON object.
 
 The baseline is the default profile, in the same run of this command: pairs of one seed, so that other load of the
-machine affects both. A step's seconds are the mean over the steps of a run, which is what the run takes: some steps wait for
-trajectories and others do not, and the median of a run (in the table) falls among either. The ratio is the median over
+machine affects both. A step's seconds are the mean over the steps of a run, its waits included: some steps wait for
+trajectories and others do not, and their median, also in the table, falls among either. The ratio is the median over
 the pairs. Seconds of CPU are those of every process of a run, whoever started it, and hardly depend on other load.
 """
 
@@ -24,7 +24,8 @@ from rich.table import Table
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROFILES = ("default", "hardened")
-COLUMNS = ("seed", "profile", "step_s", "median_step_s", "cpu_s", "minutes", "em_before", "em_after", "logprob_diff_mean", "groups_lost")
+TIMES = ("step_s", "median_step_s", "cpu_s", "minutes")
+COLUMNS = ("seed", "profile", *TIMES, "em_before", "em_after", "logprob_diff_mean", "groups_lost")
 _SUBREAPER = 36
 """prctl's PR_SET_CHILD_SUBREAPER: processes whose parents have ended become ours, so that their time is counted."""
 WARM = 2
@@ -93,8 +94,7 @@ def summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
     by_seed = {(run["seed"], run["profile"]): run for run in runs}
     seeds = sorted({run["seed"] for run in runs})
     ratios = {
-        name: [by_seed[seed, "hardened"][name] / by_seed[seed, "default"][name] for seed in seeds]
-        for name in ("step_s", "median_step_s", "cpu_s", "minutes")
+        name: [by_seed[seed, "hardened"][name] / by_seed[seed, "default"][name] for seed in seeds] for name in TIMES
     }
     gains = {
         profile: statistics.median(run["em_after"] - run["em_before"] for run in runs if run["profile"] == profile)
