@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import structlog
+
 from forage_common.telemetry.logs import configure_logs, get_logger
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -105,6 +107,18 @@ async def test_searches_send_all_fields_and_return_documents_over_one_connection
         {"queries": ["a", "ü"], "return_scores": True, "topk": 5, "filters": filters, "mode": "dense"},
         {"queries": ["b"], "return_scores": True},
     ]
+    assert server.connections == 1
+
+
+async def test_connections_outlast_a_training_step(server: FailingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under TLS a new connection costs more than a search, and every step begins with as many as it has samples."""
+    passed = 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + passed)
+    monkeypatch.setattr("httpcore._async.http11.time", clock)
+    async with open_client(server) as retriever:
+        await retriever.search(["a"])
+        passed = 50.0
+        await retriever.search(["a"])
     assert server.connections == 1
 
 
