@@ -1,114 +1,144 @@
 """`make bench-hardened`: the demo with and without `security.profile=hardened`; a table, then one JSON object.
 
-The baseline is the default profile, in the same run of this command: pairs of one seed, so that other load of the
-machine affects both. A step's seconds are the mean over the steps of a run, its waits included: some steps wait for
-trajectories and others do not, and their median, also in the table, falls among either. The ratio is the median over
-the pairs. Seconds of CPU are those of every process of a run, whoever started it, and hardly depend on other load.
+The baseline is the default profile. The two demos of a pair have the same seed and run side by side: the speed of a
+machine that others share changes by more from minute to minute than the profile costs, and so both see the same of it.
+A step's seconds are the mean over the steps that a run did while both were training, without the first ones. Seconds of
+CPU are those of all processes of a run. A ratio is the median over the pairs, and above 1 a cost.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
-import os
-import resource
 import statistics
 import subprocess
 import sys
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PROFILES = ("default", "hardened")
-TIMES = ("step_s", "median_step_s", "cpu_s", "minutes")
-COLUMNS = ("seed", "profile", *TIMES, "em_before", "em_after", "logprob_diff_mean", "groups_lost")
-_SUBREAPER = 36
-"""prctl's PR_SET_CHILD_SUBREAPER: processes whose parents have ended become ours, so that their time is counted."""
+FOLDER = REPOSITORY / "runs/bench-hardened"
+PORTS = {"default": 21_600, "hardened": 22_600}
+"""Profile → first port of its services."""
+RATIOS = ("step_s", "cpu_s", "minutes")
+COLUMNS = ("seed", "profile", "step_s", "steps", "cpu_s", "minutes", "em_before", "em_after", "groups_lost")
 WARM = 2
 """Steps at the start that are not timed: caches and connections are still cold."""
+_SAMPLE_S = 0.5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=3, help="runs of each profile")
-    parser.add_argument("--steps", type=int, default=40, help="optimizer steps of a run; 0: the demo's own")
+    parser.add_argument("--steps", type=int, default=30, help="optimizer steps of a run; 0: the demo's own")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first pair")
     parser.add_argument("settings", nargs="*", help="overrides of both profiles")
     arguments = parser.parse_args()
-    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     steps = [f"trainer.total_training_steps={arguments.steps}"] if arguments.steps else []
-    runs: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for pair in range(arguments.pairs):
-        for profile in PROFILES if pair % 2 == 0 else reversed(PROFILES):
-            runs.append(run_demo(arguments.seed + pair, profile, [*steps, *arguments.settings]))
-            print(f"pair {pair + 1} of {arguments.pairs}: {profile} {runs[-1]['step_s']:.3f} s a step", file=sys.stderr)
-    table = Table(title="the demo with everything on, and as it is by default")
+        rows += run_pair(arguments.seed + pair, [*steps, *arguments.settings])
+        shown = ", ".join(f"{row['profile']} {row['step_s']:.3f} s" for row in rows[-2:])
+        print(f"pair {pair + 1} of {arguments.pairs}, a step: {shown}", file=sys.stderr)
+    table = Table(title="the demo with everything on, and as it is by default, side by side")
     for column in COLUMNS:
         table.add_column(column, justify="right")
-    for run in runs:
-        table.add_row(*(f"{v:.4g}" if isinstance(v := run[column], float) else str(v) for column in COLUMNS))
+    for row in rows:
+        table.add_row(*(f"{v:.4g}" if isinstance(v := row[column], float) else str(v) for column in COLUMNS))
     console = Console()
     console.width = max(console.width, 120)
     console.print(table)
-    print(json.dumps(summarise(runs)))
+    print(json.dumps(summarise(rows)))
 
 
-def run_demo(seed: int, profile: str, settings: list[str]) -> dict[str, Any]:
-    """Run a demo; returns its row of the table."""
-    folder = REPOSITORY / "runs/bench-hardened"
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [f"{REPOSITORY}/.venvs/cli/bin/forage", "demo", "--no-console", "--seed", str(seed)]
-    command += [f"run.dir={folder}", f"security.profile={profile}", *settings]
-    log = folder / f"{profile}-seed{seed}.log"
-    before = _measure_cpu()
-    with log.open("w") as output:
-        if subprocess.run(command, cwd=REPOSITORY, stdout=output, stderr=output).returncode:
-            sys.exit(f"the demo of the profile {profile} with seed {seed} failed: see {log}")
-    _wait_for_orphans()
-    summary = json.loads((folder / "latest/summary.json").read_text())
-    lines = [json.loads(line) for line in (folder / "latest/metrics.jsonl").read_text().splitlines()]
-    steps = [line["seconds"]["total"] for line in lines[WARM:]]
-    times = {"step_s": statistics.mean(steps), "median_step_s": statistics.median(steps)}
-    return {**summary, **times, "seed": seed, "profile": profile, "cpu_s": _measure_cpu() - before}
+@dataclass
+class Demo:
+    """One demo that runs, and the CPU seconds of its processes, also of those that have ended."""
+
+    profile: str
+    seed: int
+    settings: list[str]
+    cpu: dict[tuple[int, float], float] = field(default_factory=dict)
+    """(process id, start) → CPU seconds when it was last seen."""
+
+    def __post_init__(self) -> None:
+        self.folder = FOLDER / f"seed{self.seed}-{self.profile}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.log = self.folder / "demo.log"
+        command = [f"{REPOSITORY}/.venvs/cli/bin/forage", "demo", "--no-console", "--seed", str(self.seed)]
+        command += ["--base-port", str(PORTS[self.profile]), f"run.dir={self.folder}"]
+        command += [f"security.profile={self.profile}", *self.settings]
+        with self.log.open("w") as output:
+            self.process = psutil.Popen(command, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT)
+
+    def sample(self) -> bool:
+        """Note what its processes have used; False once it has ended."""
+        if self.process.poll() is not None:
+            return False
+        for process in (self.process, *self.process.children(recursive=True)):
+            try:
+                times = process.cpu_times()
+                self.cpu[process.pid, process.create_time()] = times.user + times.system
+            except psutil.NoSuchProcess:
+                continue
+        return True
+
+    def read_steps(self) -> list[tuple[float, float]]:
+        """(end in seconds since 1970, seconds) of each step that is timed."""
+        lines = [json.loads(line) for line in (self.folder / "latest/metrics.jsonl").read_text().splitlines()]
+        return [(line["time"], line["seconds"]["total"]) for line in lines[WARM:]]
+
+    def describe(self, begin: float, end: float) -> dict[str, Any]:
+        """Its row of the table, by the steps within that time."""
+        summary = json.loads((self.folder / "latest/summary.json").read_text())
+        seconds = [taken for ended, taken in self.read_steps() if begin <= ended - taken and ended <= end]
+        times = {"step_s": statistics.mean(seconds), "steps": len(seconds), "cpu_s": sum(self.cpu.values())}
+        return {**summary, **times, "seed": self.seed, "profile": self.profile}
 
 
-def _wait_for_orphans() -> None:
-    while True:
-        try:
-            os.wait()
-        except ChildProcessError:
-            return
+def run_pair(seed: int, settings: list[str]) -> list[dict[str, Any]]:
+    """Run a demo of each profile side by side; returns their rows of the table."""
+    demos = [Demo(profile, seed, settings) for profile in PORTS]
+    try:
+        while any([demo.sample() for demo in demos]):
+            time.sleep(_SAMPLE_S)
+    finally:
+        for demo in demos:
+            if demo.process.poll() is None:
+                demo.process.terminate()
+    for demo in demos:
+        if demo.process.wait():
+            sys.exit(f"the demo of the profile {demo.profile} with seed {seed} failed: see {demo.log}")
+    timed = [demo.read_steps() for demo in demos]
+    begin = max(steps[0][0] - steps[0][1] for steps in timed)
+    end = min(steps[-1][0] for steps in timed)
+    return [demo.describe(begin, end) for demo in demos]
 
 
-def _measure_cpu() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The figures: ratios above 1 are a cost."""
-    by_seed = {(run["seed"], run["profile"]): run for run in runs}
-    seeds = sorted({run["seed"] for run in runs})
+def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The figures."""
+    by_run = {(row["seed"], row["profile"]): row for row in rows}
+    seeds = sorted({row["seed"] for row in rows})
     ratios = {
-        name: [by_seed[seed, "hardened"][name] / by_seed[seed, "default"][name] for seed in seeds] for name in TIMES
+        name: [by_run[seed, "hardened"][name] / by_run[seed, "default"][name] for seed in seeds] for name in RATIOS
     }
     gains = {
-        profile: statistics.median(run["em_after"] - run["em_before"] for run in runs if run["profile"] == profile)
-        for profile in PROFILES
+        profile: statistics.median(row["em_after"] - row["em_before"] for row in rows if row["profile"] == profile)
+        for profile in PORTS
     }
     return {
-        "step_s_ratio": round(statistics.median(ratios["step_s"]), 4),
+        **{f"{name}_ratio": round(statistics.median(ratios[name]), 4) for name in RATIOS},
         "step_s_ratios": [round(ratio, 4) for ratio in ratios["step_s"]],
-        "median_step_s_ratio": round(statistics.median(ratios["median_step_s"]), 4),
-        "cpu_s_ratio": round(statistics.median(ratios["cpu_s"]), 4),
-        "minutes_ratio": round(statistics.median(ratios["minutes"]), 4),
+        "cpu_s_ratios": [round(ratio, 4) for ratio in ratios["cpu_s"]],
         "em_gain": {profile: round(gain, 4) for profile, gain in gains.items()},
-        "groups_lost": sum(run["groups_lost"] for run in runs),
-        "groups_duplicated": sum(run["groups_duplicated"] for run in runs),
+        "groups_lost": sum(row["groups_lost"] for row in rows),
+        "groups_duplicated": sum(row["groups_duplicated"] for row in rows),
     }
 
 
