@@ -3,7 +3,8 @@
 The baseline is the default profile. The two demos of a pair have the same seed and run side by side: the speed of a
 machine that others share changes by more from minute to minute than the profile costs, and so both see the same of it.
 A step's seconds are the mean over the steps that a run did while both were training, without the first ones. Seconds of
-CPU are those of all processes of a run. A ratio is the median over the pairs, and above 1 a cost.
+CPU are those of all processes of a run. A ratio is the median over the pairs, and above 1 a cost. Waits of one demo are
+filled by the other's work: it shows costs of processor time, not of latency.
 """
 
 from __future__ import annotations
@@ -94,10 +95,10 @@ class Demo:
         lines = [json.loads(line) for line in (self.folder / "latest/metrics.jsonl").read_text().splitlines()]
         return [(line["time"], line["seconds"]["total"]) for line in lines[WARM:]]
 
-    def describe(self, begin: float, end: float) -> dict[str, Any]:
-        """Its row of the table, by the steps within that time."""
+    def describe(self, steps: list[tuple[float, float]], begin: float, end: float) -> dict[str, Any]:
+        """Its row of the table, by those of its steps that are within that time."""
         summary = json.loads((self.folder / "latest/summary.json").read_text())
-        seconds = [taken for ended, taken in self.read_steps() if begin <= ended - taken and ended <= end]
+        seconds = [taken for ended, taken in steps if begin <= ended - taken and ended <= end]
         times = {"step_s": statistics.mean(seconds), "steps": len(seconds), "cpu_s": sum(self.cpu.values())}
         return {**summary, **times, "seed": self.seed, "profile": self.profile}
 
@@ -118,7 +119,7 @@ def run_pair(seed: int, settings: list[str]) -> list[dict[str, Any]]:
     timed = [demo.read_steps() for demo in demos]
     begin = max(steps[0][0] - steps[0][1] for steps in timed)
     end = min(steps[-1][0] for steps in timed)
-    return [demo.describe(begin, end) for demo in demos]
+    return [demo.describe(steps, begin, end) for demo, steps in zip(demos, timed, strict=True)]
 
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:

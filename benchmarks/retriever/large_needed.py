@@ -9,6 +9,7 @@ CPUs and replicas.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -47,6 +48,8 @@ def main(values: str, gpu: str = DEFAULT) -> None:
                 "thread_use": assumed.thread_use,
                 "service_s": retrieval.cost.service if retrieval.cost else 0.0,
                 "precision": str(settings.retriever.encoder.precision),
+                "type": re.sub(r"IVF\d+", "IVF", settings.retriever.faiss_factory),
+                "efforts": [settings.retriever.nprobe, settings.retriever.ef_search],
             }
         )
     )

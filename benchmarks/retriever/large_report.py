@@ -20,9 +20,6 @@ from forage_retriever.search import memory
 
 VALUES = "deploy/helm/forage/values-gpu-large.yaml"
 """Of configs/search_r1_nq_hotpotqa_grpo_7b.yaml."""
-RECALL = 0.95
-"""Of the three nearest, expected of a type for training."""
-
 _WIDTH = 80
 Row = dict[str, Any]
 
@@ -58,14 +55,15 @@ def report(measured: dict[Kind, dict[int, Row]], encoding: Row, passages: int) -
             "build_s": whole["build_s"],
             "start_s": whole["start_s"],
         }
-    best = choose(gives, choose_precision(need))
+    used = find_used(need, gives)
+    given = used[1][choose_precision(need)] if used else None
     summary = {
         "passages": passages,
         "types": {name: {key: round(value, 4) for key, value in row.items()} for name, row in types.items()},
         "needed_7b": round(need["needed"], 1),
-        "given_7b": round(best[1][choose_precision(need)], 1) if best else None,
-        "type_7b": f"{best[0]['factory']} {best[0]['effort']}" if best else None,
-        "given_over_needed_7b": round(best[1][choose_precision(need)] / need["needed"], 2) if best else None,
+        "type_7b": f"{used[0]['factory']} {used[0]['effort']}" if used else None,
+        "given_7b": round(given, 1) if given else None,
+        "given_over_needed_7b": round(given / need["needed"], 2) if given else None,
     }
     print(json.dumps(summary))
 
@@ -113,10 +111,13 @@ def choose_precision(need: Row) -> str:
     return "fp32" if need["precision"] == "fp32" else "int8"
 
 
-def choose(gives: Sequence[tuple[Row, dict[str, float]]], precision: str) -> tuple[Row, dict[str, float]] | None:
-    """The fastest type that finds enough of the nearest, at the least effort that does; None: none does."""
-    enough = [one for one in gives if one[0]["recall_3"] >= RECALL]
-    return max(enough, key=lambda one: one[1][precision], default=None)
+def find_used(need: Row, gives: Sequence[tuple[Row, dict[str, float]]]) -> tuple[Row, dict[str, float]] | None:
+    """The type of the recipe, at its effort; None: it was not measured."""
+    for row, given in gives:
+        kind = row["kind"]
+        if kind.name == need["type"] and (not _ranks_coarsely(kind) or row["effort"] == need["efforts"][kind.is_graph]):
+            return row, given
+    return None
 
 
 def _show_measured(measured: dict[Kind, dict[int, Row]], passages: int) -> Table:

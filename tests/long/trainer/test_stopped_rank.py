@@ -45,8 +45,7 @@ def wait_for_step(process: subprocess.Popen[bytes], trainer: TrainerProcess, ste
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "ray"])
-@pytest.mark.parametrize("stopped_rank", [0, 1])
+@pytest.mark.parametrize(("launcher", "stopped_rank"), [("torchrun", 0), ("ray", 1)])
 def test_a_stopped_rank_ends_the_others_and_the_run_goes_on(
     trainer: Callable[..., TrainerProcess],
     free_address: Callable[[], str],

@@ -290,7 +290,7 @@ def test_the_command_prints_the_same_plan_as_text_and_as_json() -> None:
     options = ["plan", "-c", RECIPE, "--gpu", "H100", "--gpus", "8", "--mfu", "0.3", "--passages", "21015324"]
     text = CliRunner().invoke(app, options)
     assert text.exit_code == 0, text.output
-    for words in ("on 8 × H100", "It fits.", "--mfu 0.3 of 989 TFLOP/s", "21015324 vectors as HNSW32_SQ8"):
+    for words in ("on 8 × H100", "It fits.", "--mfu 0.3 of 989 TFLOP/s", "21015324 vectors as IVF16384,SQ8"):
         assert words in text.output
     found = json.loads(CliRunner().invoke(app, [*options, "--json"]).output)
     assert set(found) == {
@@ -428,9 +428,9 @@ def test_a_plan_that_does_not_fit_has_exit_code_1_and_says_what_would(tmp_path: 
     assert "Does not fit: a GPU of the trainer needs" in done.output
     assert "would fit with trainer." in done.output
     host = CliRunner().invoke(
-        app, ["plan", "-c", RECIPE, "--gpu", "H100", "--passages", "21015324", "--host-gib", "32"]
+        app, ["plan", "-c", RECIPE, "--gpu", "H100", "--passages", "21015324", "--host-gib", "24"]
     )
-    assert "of the machine's memory, and it has 32.0 GiB" in host.output
+    assert "of the machine's memory, and it has 24.0 GiB" in host.output
     remote = CliRunner().invoke(app, ["plan", "-c", RECIPE, "rollout.engine.endpoint=http://127.0.0.1:1/v1"])
     assert isinstance(remote.exception, UserError)
 

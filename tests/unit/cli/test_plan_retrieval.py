@@ -105,7 +105,7 @@ def test_an_exact_index_of_wikipedia_is_refused_with_settings_that_do() -> None:
 def test_the_command_shows_what_is_needed_and_given() -> None:
     options = ["plan", "-c", str(SEARCHED[2]), "--gpu", "H100", "--gpus", "8", "--retriever-cpus", "48"]
     text = CliRunner().invoke(app, options).output
-    for words in ("searches: HNSW32_SQ8 over 21,015,324 passages; 1 × 48 CPUs, 32 thread(s)", "given / needed"):
+    for words in ("searches: IVF16384,SQ8 over 21,015,324 passages; 1 × 48 CPUs, 32 thread(s)", "given / needed"):
         assert words in text
     found = json.loads(CliRunner().invoke(app, [*options, "--json"]).output)["retrieval"]
     assert found["given_over_needed"] == pytest.approx(found["given_qps"] / found["needed_qps"], rel=0.01)

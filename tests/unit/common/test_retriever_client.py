@@ -111,7 +111,7 @@ async def test_searches_send_all_fields_and_return_documents_over_one_connection
 
 
 async def test_connections_outlast_a_training_step(server: FailingServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under TLS a new connection costs more than a search, and every step begins with as many as it has samples."""
+    """A new connection costs a handshake under TLS, and a step begins with as many as it has searches at once."""
     passed = 0.0
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + passed)
     monkeypatch.setattr("httpcore._async.http11.time", clock)

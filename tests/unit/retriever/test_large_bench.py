@@ -215,6 +215,19 @@ def test_the_table_of_forage_plan_is_that_of_the_laws(
     assert 1030 < row["bytes"] < 1050
 
 
+def test_the_recipe_is_compared_by_its_own_type_and_effort(bench: SimpleNamespace) -> None:
+    """Not by the fastest of all types, which nobody serves."""
+    kinds = [find_kind(bench, name) for name in ("Flat", "IVF,SQ8", "HNSW32_SQ8")]
+    gives = [({"kind": kind, "effort": effort}, {}) for kind in kinds for effort in (64, 256)]
+
+    def find(kind: str) -> Any:
+        found = bench.report.find_used({"type": kind, "efforts": [64, 256]}, gives)
+        return found and (found[0]["kind"].name, found[0]["effort"])
+
+    assert [find("IVF,SQ8"), find("HNSW32_SQ8"), find("PQ8")] == [("IVF,SQ8", 64), ("HNSW32_SQ8", 256), None]
+    assert find("Flat")[0] == "Flat"
+
+
 def test_a_small_number_is_refused_with_what_is_expected(repository: Path) -> None:
     command = [sys.executable, str(repository / "benchmarks/retriever/large_bench.py"), "10"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)

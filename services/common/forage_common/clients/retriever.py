@@ -30,7 +30,7 @@ MAX_CONNECTIONS = 256
 KEEP_ALIVE_S = 60.0
 """Of an idle connection: longer than most steps of a training, and shorter than the retriever keeps it.
 
-With httpx's own 5 s every step began with a hundred handshakes, which under TLS cost more than the searches.
+With httpx's own 5 s connections would end between two steps, and each step begin with handshakes.
 """
 
 SPARE_S = 1.0

@@ -65,7 +65,7 @@ def fetch_wiki18(out: Path, index: str, pinned: Sequence[str], report: Report, s
         f"{corpus}: {corpus.stat().st_size:,} bytes; {PACKED_FILE} had the SHA-256 {sources.known(PACKED_FILE)}"
     ]
     if not index:
-        build = f"forage index build indexes/wiki-18 --corpus {corpus} --faiss-factory HNSW32_SQ8"
+        build = f"forage index build indexes/wiki-18 --corpus {corpus} --faiss-factory IVF16384,SQ8"
         return [*sentences, f"next: {build} retriever.encoder.model=models/e5-base-v2"]
     url, parts, name = INDEXES[index]
     if not (out / name).exists():
@@ -79,7 +79,7 @@ def fetch_wiki18(out: Path, index: str, pinned: Sequence[str], report: Report, s
     return [
         *sentences,
         f"next: {adopt} retriever.encoder.model=models/e5-base-v2",
-        "then: forage index convert indexes/wiki-18-flat indexes/wiki-18 --faiss-factory HNSW32_SQ8",
+        "then: forage index convert indexes/wiki-18-flat indexes/wiki-18 --faiss-factory IVF16384,SQ8",
     ]
 
 
