@@ -16,6 +16,7 @@ from forage_common.streams.client import GROUP, StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import GroundTruth, Prompt, Status, TrajectoryGroup
 from forage_records.questions import Question
+from forage_trainer.columns.decoder import GroupDecoder
 from forage_trainer.data.batcher import Batch, Batcher
 from forage_trainer.data.dataset import Batches
 from forage_trainer.data.feeder import Feeder
@@ -85,10 +86,10 @@ def bench(redis_server: RedisSettings) -> Callable[..., Bench]:
             ],
             {},
         )
-        streams = StreamClient(settings.redis, "bench", 2.0)
-        streams.create_groups()
         stop, health = Stop(), Health()
         retry = RedisRetry(stop, health)
+        streams = StreamClient(settings.redis, "bench", 2.0, unpack=GroupDecoder(retry.disk))
+        streams.create_groups()
         rows = tuple(Question("q", "train", i, (), GroundTruth(targets=[str(i)]), str(i)) for i in range(20))
         feeder = Feeder(settings, streams, Batches(rows, SIZE, 0), retry)
         batcher = Batcher(streams, SIZE, settings.trainer, feeder, retry, health)

@@ -13,7 +13,7 @@ from verl.utils import tensordict_utils as tu
 from forage_common.settings import ActorSettings, AlgorithmSettings, CorrectionSettings
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
 from forage_trainer.data.selection import select_trajectories
-from forage_trainer.data.tensors import StepTensors, build_step_tensors, select_rows, unpad_response
+from forage_trainer.data.tensors import StepTensors, build_step_tensors
 from forage_trainer.engine.actor_loss import ActorLoss, build_actor_config
 
 SCALE = 40
@@ -48,18 +48,13 @@ def draw_matrices(tensors: StepTensors, seed: int = 0) -> Matrices:
     return {name: value.astype(np.float32) for name, value in matrices.items()}
 
 
-def make_jagged(tensors: StepTensors, matrix: np.ndarray) -> torch.Tensor:
-    return unpad_response(torch.tensor(matrix), tensors.data)
-
-
-def lay_out_prediction(tensors: StepTensors, matrix: torch.Tensor) -> torch.Tensor:
+def lay_out_prediction(tensors: StepTensors, matrix: torch.Tensor, rows: Sequence[int] | None = None) -> torch.Tensor:
     """The layout of a model's output: jagged as the input, with a response token's value at the token before it."""
-    lengths = tensors.data["responses"].offsets().diff().tolist()
-    rows = [
-        torch.cat([torch.zeros(PROMPT_TOKENS - 1), row[:length], torch.zeros(1)])
-        for row, length in zip(matrix, lengths, strict=True)
+    values = [
+        torch.cat([torch.zeros(PROMPT_TOKENS - 1), matrix[row, : tensors.responses[row]], torch.zeros(1)])
+        for row in (range(len(tensors)) if rows is None else rows)
     ]
-    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    return torch.nested.as_nested_tensor(values, layout=torch.jagged)
 
 
 def describe_batch(data: TensorDict, tensors: StepTensors) -> TensorDict:
@@ -77,18 +72,14 @@ def run_actor_loss(
     rows: Sequence[int] | None = None,
     own: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    data = tensors.data.copy()
-    data["advantages"] = make_jagged(tensors, given_["advantages"])
-    data["old_log_probs"] = make_jagged(tensors, given_["old"])
-    data["ref_log_prob"] = make_jagged(tensors, given_["reference"])
-    data["rollout_log_probs"] = make_jagged(tensors, given_["engine"])
+    names = {"advantages": "advantages", "old_log_probs": "old", "ref_log_prob": "reference"}
+    names["rollout_log_probs"] = "engine"
+    values = {name: torch.tensor(given_[source]) for name, source in names.items()}
+    data = tensors.build(range(len(tensors)) if rows is None else rows, values)
     output = {
-        "log_probs": lay_out_prediction(tensors, torch.tensor(given_["own"]) if own is None else own),
-        "entropy": lay_out_prediction(tensors, torch.tensor(given_["entropy"])),
+        "log_probs": lay_out_prediction(tensors, torch.tensor(given_["own"]) if own is None else own, rows),
+        "entropy": lay_out_prediction(tensors, torch.tensor(given_["entropy"]), rows),
     }
-    if rows is not None:
-        data = select_rows(data, rows)
-        output = {name: select_rows(TensorDict({name: v}, len(tensors.uids)), rows)[name] for name, v in output.items()}
     loss, _ = ActorLoss(build_actor_config(actor, 4), correction)(output, describe_batch(data, tensors))
     return loss
 

@@ -34,7 +34,7 @@ NUMBERS = ("loss", "grad_norm", "lr", "critic/vf_loss", "critic/grad_norm", "cri
 
 
 def build_settings(model: Path, *more: str) -> Settings:
-    return load_settings(None, [f"model.path={model}", *OPTIONS, *more], {})
+    return load_settings(None, [f"model.path={model}", f"run.dir={model.parent / 'runs'}", *OPTIONS, *more], {})
 
 
 def take_step(worker: PolicyWorker, settings: Settings) -> dict[str, torch.Tensor]:

@@ -14,7 +14,10 @@ from safetensors.torch import save_file
 from trainer_parts import build_trajectory
 
 from forage_common.settings import Settings, load_settings
+from forage_common.streams.packing import pack_group
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+from forage_trainer.columns.arrays import ColumnFolder
+from forage_trainer.columns.arrived import decode_group
 from forage_trainer.data.selection import select_trajectories
 from forage_trainer.data.tensors import StepTensors, build_step_tensors
 from forage_trainer.engine.policy_worker import PolicyWorker
@@ -37,11 +40,15 @@ OPTIONS = [
 
 
 def build_settings(model: Path, *more: str) -> Settings:
-    return load_settings(None, [f"model.path={model}", *OPTIONS, *more], {})
+    return load_settings(None, [f"model.path={model}", f"run.dir={model.parent / 'runs'}", *OPTIONS, *more], {})
 
 
-def build_rows(settings: Settings) -> StepTensors:
-    """Two groups, of four rows and of three: of 2 processes, one runs out of rows."""
+def build_rows(settings: Settings, folder: ColumnFolder | None = None) -> StepTensors:
+    """Two groups, of four rows and of three: of 2 processes, one runs out of rows.
+
+    Args:
+        folder: where their columns are, as those of groups that have arrived; None: in memory.
+    """
     groups = [
         TrajectoryGroup(
             group_uid=uid,
@@ -54,7 +61,8 @@ def build_rows(settings: Settings) -> StepTensors:
         for position, (uid, count) in enumerate((("a", 4), ("b", 3)))
     ]
     algorithm = settings.trainer.algorithm
-    batch = build_step_tensors(select_trajectories(groups, algorithm), 0, 1, 0, algorithm)
+    arrived = [decode_group(pack_group(group), folder) for group in groups]
+    batch = build_step_tensors(select_trajectories(arrived, algorithm), 0, 1, 0, algorithm)
     assert batch is not None
     return batch
 
@@ -77,7 +85,7 @@ def record_gradients(engine: Any, prefix: str) -> dict[str, torch.Tensor]:
 
 def run(worker: PolicyWorker, settings: Settings, state: Path) -> dict[str, torch.Tensor]:
     """Call every method of a worker that the loop calls."""
-    batch = build_rows(settings)
+    batch = build_rows(settings, worker.columns)
     old, reference = worker.log_probs(batch), worker.reference_log_probs(batch)
     assert reference is not None
     values = worker.values(batch)

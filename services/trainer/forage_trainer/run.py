@@ -23,6 +23,7 @@ from forage_common.telemetry.logs import get_logger
 from forage_records.events import EventKind, EventLog
 from forage_records.questions import Questions, read_questions
 from forage_trainer.checkpoints.rollbacks import RolledBackError
+from forage_trainer.columns.decoder import GroupDecoder
 from forage_trainer.data.batcher import BatchTimeoutError, StaleGroupsError
 from forage_trainer.data.chat_tokenizer import ChatTokenizer
 from forage_trainer.data.dataset import make_batches, report_questions
@@ -139,9 +140,10 @@ def _train(
     from forage_trainer.engine.policy_worker import PolicyWorker
     from forage_trainer.loop import TrainingLoop
 
-    history = open_history(settings.run, "trainer")
-    streams = StreamClient(settings.redis, settings.run.id, CALL_TIMEOUT_S, history, Payloads(settings))
     retry = RedisRetry(stop, health)
+    decoder = GroupDecoder(retry.disk)
+    history = open_history(settings.run, "trainer")
+    streams = StreamClient(settings.redis, settings.run.id, CALL_TIMEOUT_S, history, Payloads(settings), decoder)
     retry(lambda: require_durability(streams, settings.redis))
     EnvironmentCheck(settings, streams, (train, validation), retry, stop)()
     write_settings(settings)
@@ -155,6 +157,7 @@ def _train(
             shifts.take()
         health.wait_for("start", "building the engine")
         worker = PolicyWorker(settings)
+        decoder.folder = worker.columns
         try:
             loop = TrainingLoop(settings, streams, worker, train, validation, pad_id, stop, health, shifts)
             with _record_end(settings, loop):

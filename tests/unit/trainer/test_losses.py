@@ -17,7 +17,6 @@ from loss_parts import (
     describe_batch,
     draw_matrices,
     lay_out_prediction,
-    make_jagged,
     run_actor_loss,
 )
 from verl.workers.config import CriticConfig
@@ -156,8 +155,8 @@ def run_critic_loss(tensors: StepTensors, given_: Matrices, critic: CriticSettin
         cliprange_value=critic.cliprange_value,
         loss_agg_mode=critic.loss_agg_mode,
     )
-    data = tensors.data.copy()
-    data["values"], data["returns"] = make_jagged(tensors, given_["values"]), make_jagged(tensors, given_["returns"])
+    values = {name: torch.tensor(given_[name]) for name in ("values", "returns")}
+    data = tensors.build(range(len(tensors)), values)
     output = {"values": lay_out_prediction(tensors, torch.tensor(given_["predicted"]))}
     loss, _ = value_loss(config, output, describe_batch(data, tensors))
     return loss

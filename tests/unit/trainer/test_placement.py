@@ -78,7 +78,7 @@ def test_the_placement_conserves_its_sum(
     with_tokens = {turn for valid, turn in response if valid}
     if not any(mask):
         assert result.flagged
-        assert result.rewards == [0.0] * len(mask)
+        assert result.rewards.tolist() == [0.0] * len(mask)
         return
     sums = {
         SPREAD: sum(value for turn, value in turns.items() if turn in with_tokens) + whole,

@@ -14,7 +14,7 @@ from forage_common.errors import SettingsError
 from forage_common.settings import AdvantageEstimator, AlgorithmSettings, load_settings
 from forage_common.v1.trajectory_pb2 import PolicySegment, Status, Trajectory, TrajectoryGroup
 from forage_trainer.data.selection import find_equal_groups, select_trajectories
-from forage_trainer.data.tensors import StepTensors, build_step_tensors, unpad_response
+from forage_trainer.data.tensors import StepTensors, build_step_tensors
 from forage_trainer.engine.cpu_engine import cut_micro_batches
 
 FAILURES = [Status.STATUS_TIMEOUT, Status.STATUS_INTERNAL, Status.STATUS_ABSTAIN, Status.STATUS_UNSPECIFIED]
@@ -175,8 +175,8 @@ def test_jagged_and_padded_layouts_hold_the_same_values() -> None:
         assert result.data["responses"][i].tolist() == list(row.token_ids[PROMPT_TOKENS:])
         assert result.mask[i, : len(row.loss_mask)].tolist() == list(row.loss_mask)
         assert not result.mask[i, len(row.loss_mask) :].any()
-    again = unpad_response(result.mask, result.data)
-    assert again.values().tolist() == result.data["response_mask"].values().tolist()
+    again = result.build(range(4), {"again": result.mask})
+    assert again["again"].values().tolist() == again["response_mask"].values().tolist()
 
 
 @settings(max_examples=200, deadline=None)

@@ -44,7 +44,8 @@ class GroupStreams(EntryStreams):
         """
         Args:
             payloads: files for large groups; None: this client writes all into Redis, and reads no file.
-            unpack: makes of packed groups what claims return; None: whole groups, one after the other.
+            unpack: makes of packed groups of `trajectories` what claims return; None, and for groups of validations:
+                whole groups, one after the other.
         """
         super().__init__(settings, run_id, patience_s, history)
         self._payloads = payloads
@@ -196,8 +197,9 @@ class GroupStreams(EntryStreams):
                 if not found:
                     raise
                 break
+        unpack = self._unpack if stream == self.trajectories else _unpack_all
         entries = []
-        for (id, packed), group in zip(found, self._unpack([packed for _, packed in found]), strict=True):
+        for (id, packed), group in zip(found, unpack([packed for _, packed in found]), strict=True):
             if isinstance(group, DecodeError):
                 self.reject(stream, id, packed.SerializeToString())
             else:

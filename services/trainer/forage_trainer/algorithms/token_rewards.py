@@ -6,11 +6,15 @@ The two placements differ in their sums by design (the sum of turns, or their me
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from forage_common.settings import RewardPlacement
 from forage_common.v1.trajectory_pb2 import Score, Trajectory
+from forage_trainer.columns.arrived import list_turns, read_mask
 
 _TURN = re.compile(r"(?:.*\.)?turn_(\d+)")
 
@@ -26,19 +30,23 @@ class StructuredReward:
     def mean_of_turns(self) -> float:
         return sum(self.turns.values()) / len(self.turns) if self.turns else 0.0
 
+    def sum_turns(self, present: Iterable[int]) -> float:
+        """Sum the rewards of the turns among `present`, and that of the whole."""
+        return sum(self.turns[turn] for turn in present if turn >= 1 and turn in self.turns) + self.whole
+
 
 @dataclass(frozen=True)
 class TokenRewards:
     """Rewards over the response's tokens.
 
     Attributes:
-        rewards: one per token, shape (response,); 0 where the mask is 0.
+        rewards: one per token, (response,) float64; 0 where the mask is 0.
         turn_sum: sum over turns that have tokens, plus the whole: the total of `turn_proportional`.
         mean_sum: mean over all turns, plus the whole: the total of `final_token_only`.
         flagged: no token could carry the reward.
     """
 
-    rewards: list[float]
+    rewards: npt.NDArray[np.float64]
     turn_sum: float
     mean_sum: float
     flagged: bool
@@ -69,15 +77,23 @@ def to_structured_reward(score: Score) -> StructuredReward:
     return StructuredReward(summed, whole)
 
 
+def compute_turn_sum(trajectory: Trajectory) -> float:
+    """Compute `TokenRewards.turn_sum` without the rewards of tokens."""
+    return to_structured_reward(trajectory.score).sum_turns(list_turns(trajectory))
+
+
 def compute_token_rewards(trajectory: Trajectory, placement: RewardPlacement) -> TokenRewards:
     """Place the score on the response's state tokens, one without turns on the last; raises as `place_reward` does."""
     reward = to_structured_reward(trajectory.score)
     placement = placement if reward.turns else RewardPlacement.FINAL_TOKEN_ONLY
-    return place_reward(reward, list(trajectory.loss_mask), list(trajectory.turn_ids), placement)
+    return place_reward(reward, *read_mask(trajectory), placement)
 
 
 def place_reward(
-    reward: StructuredReward, loss_mask: Sequence[int], turn_ids: Sequence[int], placement: RewardPlacement
+    reward: StructuredReward,
+    loss_mask: Sequence[int] | npt.NDArray[np.int32],
+    turn_ids: Sequence[int] | npt.NDArray[np.int32],
+    placement: RewardPlacement,
 ) -> TokenRewards:
     """Spread a reward over the tokens of a response.
 
@@ -91,20 +107,17 @@ def place_reward(
     """
     if len(loss_mask) != len(turn_ids):
         raise ValueError(f"{len(loss_mask)} mask values but {len(turn_ids)} turn ids: both run over the response")
-    valid = [index for index, mask in enumerate(loss_mask) if mask]
-    tokens: dict[int, list[int]] = {}
-    for index in valid if reward.turns else ():
-        if turn_ids[index] in reward.turns and turn_ids[index] >= 1:
-            tokens.setdefault(turn_ids[index], []).append(index)
-    turn_sum = sum(reward.turns[turn] for turn in tokens) + reward.whole
+    valid = np.flatnonzero(loss_mask)
+    own = np.asarray(turn_ids, np.int32)[valid]
+    # In the order of their tokens: sums are rounded in that order.
+    present = [turn for turn in dict.fromkeys(own.tolist()) if turn >= 1 and turn in reward.turns]
     mean_sum = reward.mean_of_turns + reward.whole
-    rewards = [0.0] * len(loss_mask)
-    if valid and placement is RewardPlacement.FINAL_TOKEN_ONLY:
+    rewards = np.zeros(len(loss_mask))
+    if len(valid) and placement is RewardPlacement.FINAL_TOKEN_ONLY:
         rewards[valid[-1]] = mean_sum
-    elif valid:
-        for index in valid:
-            rewards[index] = reward.whole / len(valid)
-        for turn, indices in tokens.items():
-            for index in indices:
-                rewards[index] += reward.turns[turn] / len(indices)
-    return TokenRewards(rewards, turn_sum, mean_sum, flagged=not valid)
+    elif len(valid):
+        rewards[valid] = reward.whole / len(valid)
+        for turn in present:
+            of_turn = valid[own == turn]
+            rewards[of_turn] += reward.turns[turn] / len(of_turn)
+    return TokenRewards(rewards, reward.sum_turns(present), mean_sum, flagged=not len(valid))

@@ -3,12 +3,14 @@
 Redis forgets the groups of a step once the step's checkpoint is durable. If that checkpoint turns out to be damaged,
 the run goes back to the one before it and takes the steps between the two again, with the same groups from these files.
 
-Layout of `<run folder>/checkpoints/groups/`: `step_<n>.<sha256>`, length-prefixed TrajectoryGroup messages.
+Layout of `<run folder>/checkpoints/groups/`: `packed_<n>.<sha256>`, length-prefixed PackedGroup messages, as they were
+on the stream; of version 0.1 `step_<n>.<sha256>`, length-prefixed TrajectoryGroup messages.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
@@ -17,9 +19,14 @@ from google.protobuf.proto import parse_length_prefixed, serialize_length_prefix
 from forage_common.errors import DataError
 from forage_common.files import durable
 from forage_common.streams.client import Entry
+from forage_common.streams.packing import pack_group
+from forage_common.v1.packed_pb2 import PackedGroup
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+from forage_trainer.columns.arrived import decode_group, encode_group
 from forage_trainer.data.batcher import Batch
 from forage_trainer.files import remove_leftovers
+
+_PACKED, _PLAIN = "packed_", "step_"
 
 
 class KeptGroups:
@@ -32,13 +39,12 @@ class KeptGroups:
 
     def write(self, batch: Batch) -> None:
         """Write the groups of a step durably, before they are acknowledged."""
-        content = BytesIO()
-        for group in batch.groups:
-            serialize_length_prefixed(group, content)
-        data = content.getvalue()
-        target = self._folder / f"step_{batch.number}.{hashlib.sha256(data).hexdigest()}"
-        with durable.stage_file(target) as partial:
-            partial.write_bytes(data)
+        digest = hashlib.sha256()
+        for part in _frame(batch):
+            digest.update(part)
+        target = self._folder / f"{_PACKED}{batch.number}.{digest.hexdigest()}"
+        with durable.stage_file(target) as partial, partial.open("wb") as file:
+            file.writelines(_frame(batch))
         for other in self._list(batch.number):
             if other != target:  # of a process that took the step before and lost it
                 other.unlink()
@@ -59,16 +65,25 @@ class KeptGroups:
         data = files[0].read_bytes()
         if hashlib.sha256(data).hexdigest() != files[0].suffix[1:]:
             raise DataError(f"{files[0]} is damaged: give another run.id")
+        kind = PackedGroup if files[0].name.startswith(_PACKED) else TrajectoryGroup
         content, groups = BytesIO(data), []
-        while (group := parse_length_prefixed(TrajectoryGroup, content)) is not None:
-            groups.append(group)
+        while (found := parse_length_prefixed(kind, content)) is not None:
+            groups.append(decode_group(found if isinstance(found, PackedGroup) else pack_group(found)))
         return Batch(step, tuple(Entry(b"", group) for group in groups), stale=0)
 
     def prune(self, step: int) -> None:
         """Delete the groups up to a step, that of the oldest checkpoint that the run may go back to."""
-        for file in self._folder.glob("step_*"):
-            if int(file.name.removeprefix("step_").partition(".")[0]) <= step:
-                file.unlink()
+        for kind in (_PACKED, _PLAIN):
+            for file in self._folder.glob(f"{kind}*"):
+                if int(file.name.removeprefix(kind).partition(".")[0]) <= step:
+                    file.unlink()
 
     def _list(self, step: int) -> list[Path]:
-        return list(self._folder.glob(f"step_{step}.*"))
+        return [file for kind in (_PACKED, _PLAIN) for file in self._folder.glob(f"{kind}{step}.*")]
+
+
+def _frame(batch: Batch) -> Iterator[bytes]:
+    for group in batch.groups:
+        content = BytesIO()
+        serialize_length_prefixed(encode_group(group), content)
+        yield content.getvalue()

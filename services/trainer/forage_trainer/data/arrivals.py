@@ -12,6 +12,7 @@ from prometheus_client import Counter
 from forage_common.streams.client import Entry, StreamClient
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+from forage_trainer.columns.arrived import encode_group
 from forage_trainer.data.places import Place
 from forage_trainer.waiting import RedisRetry
 
@@ -165,7 +166,7 @@ class Arrivals:
                 admitted.append(entry)
             else:
                 group = entry.message
-                content = group.SerializeToString()
+                content = encode_group(group).SerializeToString()
                 self._retry(partial(self._streams.reject, self._stream, entry.id, content))
                 REJECTED.inc()
                 get_logger().warning(

@@ -5,30 +5,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-import numpy as np
-
 from forage_common.v1.trajectory_pb2 import Policy, TrajectoryGroup
+from forage_trainer.columns.arrived import digest_trajectory
 from forage_trainer.data.selection import is_valid
 
 
 def digest_tokens(groups: Iterable[TrajectoryGroup]) -> str:
     """SHA-256 of what a step may train on: place, tokens, mask, log-probabilities and reward of its valid trajectories.
 
-    Not of ids, attempts, epochs and times, in which a run with failures differs from one without.
+    Not of ids, attempts, epochs and times, in which a run with failures differs from one without. It is that of the
+    trajectories' own digests, which are made as they arrive.
     """
     digest = hashlib.sha256()
     for group in groups:
         for trajectory in filter(is_valid, group.trajectories):
-            digest.update(f"{group.position}/{trajectory.data_source}/{trajectory.sample}\n".encode())
-            lengths = [len(trajectory.token_ids), len(trajectory.loss_mask)]
-            for values, kind in (
-                (lengths, np.uint64),
-                (trajectory.token_ids, np.uint32),
-                (trajectory.loss_mask, np.uint8),
-                (trajectory.logprobs, np.float32),
-                ([trajectory.score.total], np.float64),
-            ):
-                digest.update(np.asarray(values, dtype=kind).tobytes())
+            digest.update(digest_trajectory(group.position, trajectory))
     return digest.hexdigest()
 
 

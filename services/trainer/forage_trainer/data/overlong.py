@@ -17,7 +17,7 @@ import torch
 
 from forage_common.settings import OverlongSettings
 from forage_common.v1.trajectory_pb2 import Trajectory
-from forage_trainer.data.tensors import StepTensors, unpad_response
+from forage_trainer.data.tensors import StepTensors
 
 
 def compute_penalties(lengths: torch.Tensor, settings: OverlongSettings) -> torch.Tensor:
@@ -49,11 +49,9 @@ def mask_cut(tensors: StepTensors, trajectories: Sequence[Trajectory]) -> tuple[
     Returns:
         The tensors for the updates, None if there is no other trajectory, and how many were taken out.
     """
-    kept = torch.tensor([trajectory.finished for trajectory in trajectories])
-    if bool(kept.all()):
+    cut = frozenset(row for row, trajectory in enumerate(trajectories) if not trajectory.finished)
+    if not cut:
         return tensors, 0
-    if not bool(kept.any()):
-        return None, len(kept)
-    mask, data = tensors.mask * kept[:, None], tensors.data.copy()
-    data["response_mask"] = data["loss_mask"] = unpad_response(mask, data)
-    return replace(tensors, data=data, mask=mask), int((~kept).sum())
+    if len(cut) == len(trajectories):
+        return None, len(cut)
+    return replace(tensors, untrained=cut), len(cut)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from tensordict import TensorDict
 
-from forage_trainer.data.tensors import make_jagged, select_rows, split_rows
-
-_NO_ROW = -1
+from forage_trainer.data.tensors import NO_ROW, Rows, RowValues
 
 
 def split_mini_batches(positions: Sequence[int], groups: int, size: int, epochs: int) -> Iterator[list[int]]:
@@ -30,7 +28,7 @@ def distribute_rows(lengths: Sequence[int], processes: int) -> list[list[int]]:
     Back and forth balances the tokens of the processes, which wait for the slowest.
     """
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-    order += [_NO_ROW] * (-len(order) % processes)
+    order += [NO_ROW] * (-len(order) % processes)
     shares: list[list[int]] = [[] for _ in range(processes)]
     for begin in range(0, len(order), processes):
         turn = order[begin : begin + processes]
@@ -40,29 +38,32 @@ def distribute_rows(lengths: Sequence[int], processes: int) -> list[list[int]]:
     return shares
 
 
-def shard_rows(data: TensorDict, rank: int, processes: int) -> TensorDict:
-    """Select the rows of one process, as many as every other has.
+def share_rows(rows: Rows, numbers: Sequence[int], rank: int, processes: int) -> tuple[list[int], int]:
+    """Choose the rows of one process among the given ones, as many as every other has; returns the fillers, too.
 
-    Where rows run out, the shortest row fills the gap with `row` -1 and masks of 0. It contributes nothing, but every
-    process must run equally many forward passes, since each pass gathers parameters from all of them.
+    Where rows run out, the shortest row fills the gap at the end. It contributes nothing, but every process must run
+    equally many forward passes, since each pass gathers parameters from all of them.
     """
     if processes == 1:
-        return data
-    lengths = data["input_ids"].offsets().diff().tolist()
-    rows = distribute_rows(lengths, processes)[rank]
-    shortest = min(range(len(lengths)), key=lengths.__getitem__)
-    share = select_rows(data, [shortest if row == _NO_ROW else row for row in rows])
-    real = [row != _NO_ROW for row in rows]
-    share["row"] = torch.where(torch.tensor(real), share["row"], _NO_ROW)
-    for name in ("response_mask", "loss_mask"):
-        share[name] = make_jagged([mask * kept for mask, kept in zip(split_rows(share[name]), real, strict=True)])
-    return share
+        return list(numbers), 0
+    lengths = [rows.prompts[row] + rows.responses[row] for row in numbers]
+    share = distribute_rows(lengths, processes)[rank]
+    shortest = numbers[min(range(len(lengths)), key=lengths.__getitem__)]
+    return [shortest if index == NO_ROW else numbers[index] for index in share], share.count(NO_ROW)
 
 
-def scatter_rows(like: torch.Tensor, parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """Put (row numbers, values over the response) of any rows into (rows, tokens) shaped as `like`; 0 elsewhere."""
-    whole = torch.zeros_like(like)
+def build_share(
+    rows: Rows, numbers: Sequence[int], rank: int, processes: int, values: Mapping[str, RowValues] | None = None
+) -> TensorDict:
+    """Build the engine's input of one process's share of the given rows, see `Rows.build` and `share_rows`."""
+    share, filler = share_rows(rows, numbers, rank, processes)
+    return rows.build(share, values, filler)
+
+
+def scatter_rows(shape: tuple[int, int], parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """Put (row numbers, values over the response) of any rows into float32 (rows, tokens) on the CPU; 0 elsewhere."""
+    whole = torch.zeros(shape)
     for rows, values in parts:
-        real = rows != _NO_ROW
+        real = rows != NO_ROW
         whole[rows[real].cpu(), : values.shape[1]] = values.detach()[real].to(whole)
     return whole

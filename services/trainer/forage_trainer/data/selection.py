@@ -12,6 +12,7 @@ from forage_common.settings import AdvantageEstimator, AlgorithmSettings, Traine
 from forage_common.v1.trajectory_pb2 import Status, Trajectory, TrajectoryGroup
 from forage_trainer.algorithms.estimators.groups import find_participants
 from forage_trainer.algorithms.token_rewards import to_structured_reward
+from forage_trainer.columns.arrived import count_tokens
 from forage_trainer.data.places import list_slots
 
 LEFT_OUT = "left out of the step, "
@@ -67,9 +68,9 @@ def leave_out_unusable(groups: Sequence[TrajectoryGroup], settings: TrainerSetti
     counts = {"too_long_trajectories": 0, "cut_trajectories": 0}
     for trajectory in (t for group in groups for t in group.trajectories if is_valid(t)):
         cut = next((turn for turn in trajectory.turns if turn.context_begin), None)
-        if len(trajectory.token_ids) > limit:
+        if (tokens := count_tokens(trajectory).tokens) > limit:
             counts["too_long_trajectories"] += 1
-            detail = f"too long: it has {len(trajectory.token_ids)} tokens, and {name} is {limit}"
+            detail = f"too long: it has {tokens} tokens, and {name} is {limit}"
         elif cut is not None and not settings.algorithm.train_cut_contexts:
             counts["cut_trajectories"] += 1
             detail = f"cut context: turn {cut.index} was sampled without the first {cut.context_begin} tokens"
@@ -114,13 +115,12 @@ def is_valid(trajectory: Trajectory) -> bool:
 
     Valid: no failure, a finite reward, at least one state token, and one value for each response token in every field.
     """
-    response = len(trajectory.token_ids) - trajectory.prompt_length
     return (
         trajectory.status == Status.STATUS_OK
         and trajectory.score.status == Status.STATUS_OK
         and math.isfinite(trajectory.score.total)
         and all(math.isfinite(part.weighted) for part in trajectory.score.components)
         and trajectory.prompt_length > 0
-        and 1 in trajectory.loss_mask
-        and response == len(trajectory.loss_mask) == len(trajectory.turn_ids) == len(trajectory.logprobs)
+        and (counts := count_tokens(trajectory)).whole
+        and counts.sampled > 0
     )

@@ -1,14 +1,16 @@
 """Trajectories → the tensors of one optimizer step.
 
-Two layouts: verl's no-padding TensorDict (jagged, for the engine), and padded (rows, tokens) matrices over the response
-(for estimators and metrics). Both hold only the rows that take part in the step.
+Two layouts: verl's no-padding TensorDict (jagged, for the engine), which each process builds of the rows that it
+computes, and padded (rows, tokens) matrices over the response (for estimators and metrics), which rank 0 alone has.
+Both hold only the rows that take part in the step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,35 +19,113 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from forage_common.settings import AlgorithmSettings
-from forage_common.v1.trajectory_pb2 import Trajectory
 from forage_trainer.algorithms.token_rewards import compute_token_rewards, to_structured_reward
+from forage_trainer.columns.arrays import AnyColumns
+from forage_trainer.columns.arrived import count_tokens, read_columns, read_mask
 from forage_trainer.data.selection import Selection
 
+NO_ROW = -1
+RowValues: TypeAlias = torch.Tensor | Mapping[int, torch.Tensor]
+"""A value for each token of a row's response, by row: (rows, tokens), or those of some rows."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Rows:
-    """The part of a step's tensors that workers need, on every process.
+    """The rows of a step as every process knows them: their sizes, and where their tokens are.
 
-    data: jagged `input_ids`, `position_ids`, `prompts`, `responses`, `response_mask`, `loss_mask`, `state_mask`,
-        `rollout_log_probs`, and `row` (rows,), the row's number.
-    mask: (rows, tokens) float32 over the response, 1 on tokens that are trained on: state tokens, or all of them
-        where state masking is off. `response_mask` and `loss_mask` hold the same values.
+    columns: of each row; loaded where a process computes with the row.
+    prompts, responses: number of tokens of each row's prompt and response.
+    temperatures: those that the rows were sampled at; the engine's log-probabilities are those at it.
     positions: position of each row's group within the batch.
+    pad_id: token id for padding inside the engine.
+    state_masking: False trains on every token of a response.
+    untrained: rows that are in no loss.
     """
 
-    data: TensorDict
-    mask: torch.Tensor
+    columns: Sequence[AnyColumns]
+    prompts: Sequence[int]
+    responses: Sequence[int]
+    temperatures: Sequence[float]
     positions: Sequence[int]
+    pad_id: int
+    state_masking: bool
+    untrained: frozenset[int] = frozenset()
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows, tokens of the longest response): that of padded matrices."""
+        return len(self), max(self.responses)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Number of tokens of each row."""
+        return [prompt + response for prompt, response in zip(self.prompts, self.responses, strict=True)]
+
+    def is_trained(self, row: int) -> bool:
+        """Whether a row is in the losses."""
+        return row not in self.untrained
+
+    def build(self, rows: Sequence[int], values: Mapping[str, RowValues] | None = None, filler: int = 0) -> TensorDict:
+        """Build the engine's input of some rows, in the given order.
+
+        It has jagged `input_ids`, `position_ids`, `prompts`, `responses`, `response_mask`, `loss_mask`, `state_mask`,
+        `rollout_log_probs`, and `row` (rows,), the row's number. `response_mask` and `loss_mask` hold the same: 1 on
+        tokens that are trained on.
+
+        Args:
+            values: more fields over the response, by name.
+            filler: so many rows at the end fill gaps: they get the number -1, and masks of 0.
+        """
+        columns = [self.columns[row].load() for row in rows]
+        prompts, responses = ([sizes[row] for row in rows] for sizes in (self.prompts, self.responses))
+        lengths = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
+        numbers = [*rows[: len(rows) - filler], *[NO_ROW] * filler]
+        # Masks and log-probabilities of other tokens than the policy's are made here: no file holds them.
+        state = np.concatenate([one.sampled for one in columns], dtype=np.float32)
+        weights = np.array([row != NO_ROW and self.is_trained(row) for row in numbers], np.float32)
+        mask = np.repeat(weights, responses)
+        if self.state_masking:
+            mask *= state
+        tokens = [one.token_ids for one in columns]
+        begins = np.cumsum(lengths) - lengths
+        flat = {
+            "input_ids": (np.concatenate(tokens, dtype=np.int64), lengths),
+            "position_ids": (np.arange(sum(lengths)) - np.repeat(begins, lengths), lengths),
+            "prompts": (_join([row[:size] for row, size in zip(tokens, prompts, strict=True)]), prompts),
+            "responses": (_join([row[size:] for row, size in zip(tokens, prompts, strict=True)]), responses),
+            "response_mask": (mask, responses),
+            "loss_mask": (mask, responses),
+            "state_mask": (state, responses),
+            "rollout_log_probs": (np.concatenate([one.spread_log_probs() for one in columns]), responses),
+        }
+        jagged = {name: _to_jagged(torch.from_numpy(content), sizes) for name, (content, sizes) in flat.items()}
+        data = tu.get_tensordict(jagged | {"row": torch.tensor(numbers)}, non_tensor_dict={"pad_token_id": self.pad_id})
+        # One number where it is the same for all: verl then leaves out the division by 1.
+        if len(set(self.temperatures)) == 1:
+            tu.assign_non_tensor(data, temperature=self.temperatures[0])
+        else:
+            data["temperature"] = torch.tensor([self.temperatures[row] for row in rows])
+        for name, value in (values or {}).items():
+            data[name] = make_jagged([value[row][:size] for row, size in zip(rows, responses, strict=True)])
+        return data
+
+    @property
+    def data(self) -> TensorDict:
+        """The engine's input of all rows."""
+        return self.build(range(len(self)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StepTensors(Rows):
     """The tensors of one optimizer step.
 
     state: (rows, tokens) float32, 1 on state tokens: those that the policy sampled, not the environment's.
     token_rewards: (rows, tokens) float64, 0 outside the state tokens: their sums are compared within a group.
     engine_log_probs: (rows, tokens) float32, 0 outside the state tokens.
-    turn_ids: (rows, tokens) long, from 1 on state tokens, -1 elsewhere.
+    turn_ids: (rows, tokens) int32, from 1 on state tokens, -1 elsewhere.
     turn_rewards, whole_rewards: for each row, the rewards of its turns by turn id, and (rows,) the rest of its score.
     current: (rows, tokens) bool, state tokens sampled under exactly the policy that is being trained. On these alone
         a difference of log-probabilities is an error of the engines; on others it is staleness too.
@@ -61,6 +141,19 @@ class StepTensors(Rows):
     current: torch.Tensor
     uids: tuple[str, ...]
 
+    @cached_property
+    def mask(self) -> torch.Tensor:
+        """(rows, tokens) float32, 1 on tokens that are trained on: state tokens, or all where state masking is off."""
+        if self.state_masking and not self.untrained:
+            return self.state
+        mask = self.state.clone()
+        for row, length in enumerate(self.responses):
+            if row in self.untrained:
+                mask[row] = 0
+            elif not self.state_masking:
+                mask[row, :length] = 1
+        return mask
+
 
 def build_step_tensors(
     selected: Selection, version: int, epoch: int, pad_id: int, settings: AlgorithmSettings
@@ -74,72 +167,47 @@ def build_step_tensors(
     trajectories = selected.trajectories
     if not trajectories:
         return None
-    # Protobuf converts a repeated field to NumPy as a whole, some 25 times as fast as value by value.
-    tokens = [np.asarray(t.token_ids, dtype=np.int64) for t in trajectories]
-    states = [np.asarray(t.loss_mask, dtype=np.float32) for t in trajectories]
-    masks = states if settings.state_masking else [np.ones_like(state) for state in states]
-    # The engine has no log-probability of tokens that it did not sample, whatever the message holds there.
-    log_probs = [
-        np.where(own > 0, np.asarray(t.logprobs, dtype=np.float32), np.float32(0))
-        for t, own in zip(trajectories, states, strict=True)
-    ]
-    data = tu.get_tensordict(
-        {
-            "input_ids": _make_jagged(tokens),
-            "position_ids": _make_jagged([np.arange(len(row)) for row in tokens]),
-            "prompts": _make_jagged([row[: t.prompt_length] for row, t in zip(tokens, trajectories, strict=True)]),
-            "responses": _make_jagged([row[t.prompt_length :] for row, t in zip(tokens, trajectories, strict=True)]),
-            "response_mask": _make_jagged(masks),
-            "loss_mask": _make_jagged(masks),
-            "state_mask": _make_jagged(states),
-            "rollout_log_probs": _make_jagged(log_probs),
-            "row": torch.arange(len(trajectories)),
-        },
-        non_tensor_dict={"pad_token_id": pad_id},
-    )
-    _add_temperature(data, trajectories)
-    state = _padded(states)
-    rewards = [to_structured_reward(t.score) for t in trajectories]
+    counts = [count_tokens(t) for t in trajectories]
+    shape = len(counts), max(one.response for one in counts)
+    state, log_probs = torch.zeros(shape), torch.zeros(shape)
+    token_rewards = torch.zeros(shape, dtype=torch.double)
+    turn_ids, current = torch.full(shape, -1, dtype=torch.int32), torch.zeros(shape, dtype=torch.bool)
+    columns = [read_columns(t) for t in trajectories]
+    for row, (trajectory, one) in enumerate(zip(trajectories, columns, strict=True)):
+        length, (mask, turns) = counts[row].response, read_mask(trajectory)
+        state[row, :length] = torch.from_numpy(mask)
+        # The engine has no log-probability of tokens that it did not sample.
+        log_probs[row, :length] = torch.from_numpy(one.load().spread_log_probs())
+        turn_ids[row, :length] = torch.from_numpy(turns)
+        rewards = compute_token_rewards(trajectory, settings.placement).rewards
+        token_rewards[row, :length] = torch.from_numpy(rewards)
+        for segment in trajectory.segments:
+            if segment.version == version and segment.epoch == epoch:
+                current[row, segment.begin : segment.end] = True
+    structured = [to_structured_reward(t.score) for t in trajectories]
     return StepTensors(
-        data=data,
-        mask=_padded(masks),
-        state=state,
-        token_rewards=_padded(
-            [np.asarray(compute_token_rewards(t, settings.placement).rewards, dtype=np.float64) for t in trajectories]
-        ),
-        engine_log_probs=_padded(log_probs),
-        turn_ids=_padded([np.asarray(t.turn_ids, dtype=np.int64) for t in trajectories], beyond=-1),
-        turn_rewards=tuple(reward.turns for reward in rewards),
-        whole_rewards=torch.tensor([reward.whole for reward in rewards], dtype=torch.double),
-        current=_mask_current(trajectories, version, epoch, state),
-        uids=tuple(t.group_uid for t in trajectories),
+        columns=columns,
+        prompts=[t.prompt_length for t in trajectories],
+        responses=[one.response for one in counts],
+        # A greedy token's log-probability is that at temperature 1.
+        temperatures=[t.sampling.temperature or 1.0 for t in trajectories],
         positions=selected.positions,
+        pad_id=pad_id,
+        state_masking=settings.state_masking,
+        state=state,
+        token_rewards=token_rewards,
+        engine_log_probs=log_probs,
+        turn_ids=turn_ids,
+        turn_rewards=tuple(reward.turns for reward in structured),
+        whole_rewards=torch.tensor([reward.whole for reward in structured], dtype=torch.double),
+        current=current & state.bool(),
+        uids=tuple(t.group_uid for t in trajectories),
     )
-
-
-def unpad_response(values: torch.Tensor, data: TensorDict) -> torch.Tensor:
-    """Make padded (rows, tokens) jagged, with the lengths of `data["responses"]`."""
-    lengths = data["responses"].offsets().diff().tolist()
-    return make_jagged([row[:length] for row, length in zip(values, lengths, strict=True)])
-
-
-def select_rows(data: TensorDict, rows: Sequence[int]) -> TensorDict:
-    """Select the given rows, in the given order."""
-    nested = {name: value for name, value in data.items() if isinstance(value, torch.Tensor) and value.is_nested}
-    selected = tu.index_select_tensor_dict(data.exclude(*nested), list(rows))
-    for name, value in nested.items():
-        every = split_rows(value)
-        selected[name] = make_jagged([every[row] for row in rows])
-    return selected
 
 
 def make_jagged(rows: Sequence[torch.Tensor]) -> torch.Tensor:
     """Make a jagged tensor of the rows; `torch.nested.as_nested_tensor` does the same in three times the time."""
-    lengths = [len(row) for row in rows]
-    offsets = torch.tensor([0, *lengths], device=rows[0].device).cumsum(0)
-    # Without the bounds of the lengths PyTorch would pad it to the sum of all lengths.
-    bounds = {"min_seqlen": min(lengths), "max_seqlen": max(lengths)}
-    return torch.nested.nested_tensor_from_jagged(torch.cat(list(rows)), offsets, **bounds)
+    return _to_jagged(torch.cat(list(rows)), [len(row) for row in rows])
 
 
 def split_rows(values: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -153,33 +221,12 @@ def pad_jagged(values: torch.Tensor) -> torch.Tensor:
     return torch.nested.to_padded_tensor(values, padding=0.0) if values.is_nested else values
 
 
-def _make_jagged(rows: Sequence[npt.NDArray[Any]]) -> torch.Tensor:
-    return make_jagged([torch.from_numpy(row) for row in rows])
+def _to_jagged(values: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    offsets = torch.tensor([0, *lengths], device=values.device).cumsum(0)
+    # Without the bounds of the lengths PyTorch would pad it to the sum of all lengths.
+    bounds = {"min_seqlen": min(lengths), "max_seqlen": max(lengths)}
+    return torch.nested.nested_tensor_from_jagged(values, offsets, **bounds)
 
 
-def _padded(rows: Sequence[npt.NDArray[Any]], beyond: float = 0.0) -> torch.Tensor:
-    """Pad to (rows, longest) of the rows' dtype, with `beyond` after a row's end."""
-    tensors = [torch.from_numpy(row) for row in rows]
-    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=beyond)
-
-
-def _add_temperature(data: TensorDict, trajectories: Sequence[Trajectory]) -> None:
-    """Add the temperature that each row was sampled at: the engine's log-probabilities are those at it.
-
-    One number where it is the same for all: verl then leaves out the division by 1. A greedy token's log-probability is
-    that at temperature 1.
-    """
-    temperatures = [t.sampling.temperature or 1.0 for t in trajectories]
-    if len(set(temperatures)) == 1:
-        tu.assign_non_tensor(data, temperature=temperatures[0])
-    else:
-        data["temperature"] = torch.tensor(temperatures)
-
-
-def _mask_current(trajectories: Sequence[Trajectory], version: int, epoch: int, state: torch.Tensor) -> torch.Tensor:
-    current = torch.zeros_like(state, dtype=torch.bool)
-    for row, trajectory in enumerate(trajectories):
-        for segment in trajectory.segments:
-            if segment.version == version and segment.epoch == epoch:
-                current[row, segment.begin : segment.end] = True
-    return current & state.bool()
+def _join(rows: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.int64]:
+    return np.concatenate(rows, dtype=np.int64)

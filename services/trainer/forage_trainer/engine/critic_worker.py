@@ -15,10 +15,10 @@ from verl.workers.utils.losses import value_loss
 
 from forage_common.settings import CriticSettings, Settings, TrainingEngineSettings
 from forage_trainer.data.rows import split_mini_batches
-from forage_trainer.data.tensors import Rows, unpad_response
+from forage_trainer.data.tensors import Rows
 from forage_trainer.engine.engine_config import build_engine_config, build_model_config, build_optimizer_config
 from forage_trainer.engine.spmd import Processes
-from forage_trainer.engine.verl_worker import VerlWorker, mean
+from forage_trainer.engine.verl_worker import VerlWorker, hand_out, mean
 
 
 class CriticWorker:
@@ -29,6 +29,7 @@ class CriticWorker:
 
     def __init__(self, settings: Settings, engine: TrainingEngineSettings, processes: Processes) -> None:
         self._settings = settings.trainer.critic
+        self._processes = processes
         policy = settings.model.path
         model = build_model_config(self._settings.path or policy, engine, tokenizer=policy)
         with _use_configured_attention():
@@ -49,14 +50,12 @@ class CriticWorker:
 
     def update(self, batch: Rows, values: torch.Tensor, returns: torch.Tensor, last_position: int) -> dict[str, float]:
         """See `PolicyWorker.update_critic`."""
-        data = batch.data.copy()
-        data["values"] = unpad_response(values, data)
-        data["returns"] = unpad_response(returns, data)
         size, epochs = self._settings.ppo_mini_batch_size, self._settings.ppo_epochs
         cuts = split_mini_batches(batch.positions, last_position, size, epochs)
-        minis = [rows for rows in cuts if batch.mask[rows].any()]
+        minis = [rows for rows in cuts if any(map(batch.is_trained, rows))]
+        given = hand_out(self._processes, batch, minis, {"values": values, "returns": returns})
         updates = [
-            self.worker.update(data, rows, update_lr_scheduler=number == len(minis) - 1)
+            self.worker.update(batch, rows, given, update_lr_scheduler=number == len(minis) - 1)
             for number, rows in enumerate(minis)
         ]
         metrics = {

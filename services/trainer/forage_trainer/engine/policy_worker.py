@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +13,9 @@ import torch
 from forage_common.errors import DataError, UserError
 from forage_common.settings import AdvantageEstimator, Settings
 from forage_common.telemetry.logs import get_logger
-from forage_trainer.data.rows import scatter_rows, split_mini_batches
-from forage_trainer.data.tensors import Rows, unpad_response
+from forage_trainer.columns.arrays import ColumnFolder
+from forage_trainer.data.rows import split_mini_batches
+from forage_trainer.data.tensors import Rows, StepTensors
 from forage_trainer.engine import lora
 from forage_trainer.engine.actor_loss import ActorLoss, build_actor_config
 from forage_trainer.engine.critic_worker import CriticWorker
@@ -25,7 +26,7 @@ from forage_trainer.engine.engine_config import (
     resolve_engine,
 )
 from forage_trainer.engine.spmd import Processes, collective
-from forage_trainer.engine.verl_worker import VerlWorker, mean
+from forage_trainer.engine.verl_worker import VerlWorker, collect, hand_out, mean
 from forage_trainer.files import describe_rank
 from forage_trainer.weights.model_files import Adapter
 
@@ -55,13 +56,14 @@ class UpdateResult:
 class PolicyWorker:
     """The actor, the reference policy where a KL needs it, and the critic for gae.
 
-    Calls of rank 0 are repeated by the other ranks (`spmd.follow`); results are those of all rows.
+    Calls of rank 0 are repeated by the other ranks (`spmd.follow`), each with the rows of its share; rank 0 returns the
+    results of all rows.
     """
 
     def __init__(self, settings: Settings) -> None:
         torch.manual_seed(settings.run.seed)
         trainer = settings.trainer
-        self.processes = Processes.join(trainer.collective_timeout_s)
+        self.processes = Processes.join(trainer.collective_timeout_s, settings.run.folder / "columns")
         self._threads = ThreadPoolExecutor(1, "digests")
         self._settings = trainer.actor
         self._on_gpu = torch.cuda.is_available()
@@ -99,6 +101,11 @@ class PolicyWorker:
     def world_size(self) -> int:
         """Number of processes."""
         return self.processes.size
+
+    @property
+    def columns(self) -> ColumnFolder | None:
+        """The folder in which other ranks read the columns of rows; None where there is no other rank."""
+        return self.processes.columns if self.processes.has_followers else None
 
     @property
     def parameters(self) -> int:
@@ -153,34 +160,30 @@ class PolicyWorker:
             advantages, reference, old: (rows, tokens). `old` may be None if there is a single update.
             last_position: number of positions in the batch, trained on or not; mini-batches are cut by position.
         """
-        actor, data = self._settings, batch.data.copy()
-        data["advantages"] = unpad_response(advantages, data)
-        if reference is not None:
-            data["ref_log_prob"] = unpad_response(reference, data)
-        if old is not None:
-            data["old_log_probs"] = unpad_response(old, data)
+        actor = self._settings
         cuts = split_mini_batches(batch.positions, last_position, actor.ppo_mini_batch_size, actor.ppo_epochs)
-        minis = [rows for rows in cuts if batch.mask[rows].any()]
+        minis = [rows for rows in cuts if any(map(batch.is_trained, rows))]
+        given = {"advantages": advantages, "ref_log_prob": reference, "old_log_probs": old}
+        values = hand_out(self.processes, batch, minis, given)
         self._loss.clear()
         updates: list[dict[str, float]] = []
         log_probs, entropy, entropies = old, _NAN, None
         for number, rows in enumerate(minis):
             updates.append(
                 self._actor.update(
-                    data,
+                    batch,
                     rows,
+                    values,
                     calculate_entropy=True,
                     entropy_gradient=actor.entropy_coeff != 0,
                     update_lr_scheduler=number == len(minis) - 1,
                 )
             )
             if number == 0:
-                log_probs, entropies = self._collect_passes(batch.mask, old)
-                inside = torch.zeros_like(batch.mask)
-                inside[rows] = batch.mask[rows]
-                entropy = float((entropies * inside).sum() / inside.sum())
+                log_probs, entropies = self._collect_passes(batch, old)
+                entropy = _average_entropy(batch, rows, entropies)
         return UpdateResult(
-            log_probs=torch.zeros_like(batch.mask) if log_probs is None else log_probs,
+            log_probs=torch.zeros(batch.shape) if log_probs is None else log_probs,
             entropy=entropy,
             grad_norm=mean([m.get("grad_norm", _NAN) for m in updates]),
             lr=updates[-1].get("lr", _NAN),
@@ -307,13 +310,22 @@ class PolicyWorker:
             raise ValueError("there is no critic: trainer.algorithm.adv_estimator is not gae")
         return self._critic
 
-    def _collect_passes(self, mask: torch.Tensor, old: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def _collect_passes(self, batch: Rows, old: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Collect log-probabilities (unless `old` has them) and entropies of the last update's rows."""
         passes = self._loss.passes
         if old is None:
-            old = self.processes.sum(scatter_rows(mask, [(numbers, log_probs) for numbers, log_probs, _ in passes]))
-        entropies = scatter_rows(mask, [(numbers, values) for numbers, _, values in passes if values is not None])
-        return old, self.processes.sum(entropies)
+            old = collect(self.processes, batch, [(numbers, log_probs) for numbers, log_probs, _ in passes])
+        entropies = [(numbers, values) for numbers, _, values in passes if values is not None]
+        return old, collect(self.processes, batch, entropies)
+
+
+def _average_entropy(batch: Rows, rows: Sequence[int], entropies: torch.Tensor) -> float:
+    """Mean over the tokens of the rows that are trained on; NaN on ranks that do not have them all."""
+    if not isinstance(batch, StepTensors):
+        return _NAN
+    inside = torch.zeros_like(batch.mask)
+    inside[rows] = batch.mask[rows]
+    return float((entropies * inside).sum() / inside.sum())
 
 
 def _map_loss_metrics(names: Iterable[str]) -> dict[str, str]:

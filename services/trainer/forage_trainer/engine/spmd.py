@@ -2,7 +2,8 @@
 
 Rank 0 runs the loop, but the engines' collective operations need every process. So each call of a `collective` method
 on rank 0 is announced to the others, which make the same call (`follow`). An announcement is a JSON header and plain
-tensors, nothing pickled, over a process group of its own.
+tensors, nothing pickled, over a process group of its own. Of a step's rows it has sizes and places alone: every process
+reads the tokens of its share from files.
 
 No process waits for another one for ever: each collective operation fails after `trainer.collective_timeout_s`, and so
 does the wait for an announcement, because rank 0 announces at least its life while it has nothing else to announce.
@@ -26,10 +27,9 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import psutil
 import torch
 import torch.distributed as dist
-from tensordict import TensorDict
-from verl.utils import tensordict_utils as tu
 
 from forage_common.telemetry.waits import waiting
+from forage_trainer.columns.arrays import ColumnFile, ColumnFolder, Columns, StoredColumns
 from forage_trainer.data.tensors import Rows
 from forage_trainer.waiting import CollectiveTimeoutError
 
@@ -38,6 +38,8 @@ _ALIVE = ""
 """The announcement that rank 0 lives; no method has this name."""
 _NAME_BYTES = 128
 _START = timedelta(minutes=30)
+_SIZES = ("prompts", "responses", "temperatures", "positions")
+"""Fields of `Rows` with a number for each row."""
 _ALIVE_SHARE = 4
 """Signs of life within one time limit."""
 
@@ -46,29 +48,33 @@ class Processes:
     """The processes of this trainer; construct it by `join`.
 
     rank: of this process, from 0; size: number of processes.
+    columns: where the others read what rank 0 tells them about.
     """
 
-    def __init__(self, rank: int, size: int, timeout_s: float) -> None:
+    def __init__(self, rank: int, size: int, timeout_s: float, columns: Path) -> None:
         self.rank = rank
         self.size = size
+        self.columns = ColumnFolder(columns)
         self._timeout_s = timeout_s
         self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s)) if size > 1 else None
         self._rows: Rows | None = None
+        self._stored: list[StoredColumns] = []  # their files last as long
         self._peers = self._introduce()
         self._busy = threading.Lock()  # held from an announcement to the end of its call: nothing else may be announced
         self._silent: RuntimeError | None = None
         self._closed = threading.Event()
 
     @classmethod
-    def join(cls, timeout_s: float) -> Processes:
+    def join(cls, timeout_s: float, columns: Path) -> Processes:
         """Join the processes that a launcher (torchrun, Ray) has started, or be the only one.
 
         Args:
             timeout_s: time limit of every collective operation.
+            columns: a folder that all processes see.
         """
         if not dist.is_initialized():
             _join_group(timedelta(seconds=timeout_s))
-        return cls(dist.get_rank(), dist.get_world_size(), timeout_s)
+        return cls(dist.get_rank(), dist.get_world_size(), timeout_s, columns)
 
     @property
     def has_followers(self) -> bool:
@@ -161,7 +167,14 @@ class Processes:
     def announce(self, method: str | None, arguments: Mapping[str, Any]) -> None:
         """Announce a call to the other processes; None ends them."""
         tensors: list[torch.Tensor] = []
-        specification = {name: self._pack(value, tensors) for name, value in arguments.items()}
+        shape = next((value.shape for value in arguments.values() if isinstance(value, Rows)), None)
+        specification = {
+            # Values of all rows stay here: the call itself hands them out.
+            name: {"of_rows": _dtype_name(value.dtype)}
+            if isinstance(value, torch.Tensor) and value.shape == shape
+            else self._pack(value, tensors)
+            for name, value in arguments.items()
+        }
         header = json.dumps({"method": method, "arguments": specification}).encode()
         self._broadcast(torch.tensor(len(header)))
         self._broadcast(torch.frombuffer(bytearray(header), dtype=torch.uint8))
@@ -181,7 +194,7 @@ class Processes:
                 self._broadcast(length)
                 header = torch.empty(int(length), dtype=torch.uint8)
                 self._broadcast(header)
-                call = json.loads(bytes(header.tolist()))
+                call = json.loads(header.numpy().tobytes())
                 if call["method"] != _ALIVE:
                     return call["method"], {name: self._unpack(value) for name, value in call["arguments"].items()}
 
@@ -190,6 +203,17 @@ class Processes:
         if self.size > 1:
             dist.all_reduce(values, group=self._control)
         return values
+
+    def send(self, tensor: torch.Tensor, rank: int) -> None:
+        """Send a CPU tensor to a process that calls `receive_from`."""
+        if tensor.numel():
+            dist.send(tensor.contiguous(), dst=rank, group=self._control)
+
+    def receive_from(self, rank: int, tensor: torch.Tensor) -> torch.Tensor:
+        """Receive what a process sends, into a tensor of its type and size, which is returned."""
+        if tensor.numel():
+            dist.recv(tensor, src=rank, group=self._control)
+        return tensor
 
     def meet(self) -> None:
         """Wait until every process is here."""
@@ -208,18 +232,37 @@ class Processes:
             return {"path": str(value)}
         if isinstance(value, torch.dtype):
             return {"dtype": _dtype_name(value)}
-        if isinstance(value, torch.Tensor) and value.is_nested:
-            return {"jagged": [self._pack(part, tensors) for part in (value.values(), value.offsets())]}
         if isinstance(value, torch.Tensor):
             tensors.append(value.detach().cpu().contiguous())
             return {"tensor": {"dtype": _dtype_name(value.dtype), "shape": list(value.shape)}}
-        if isinstance(value, TensorDict):
-            return {"data": {name: self._pack(value[name], tensors) for name in value.keys()}}  # noqa: SIM118
         if value is self._rows:
             return {"rows": None}
         self._rows = value
-        parts = {"data": self._pack(value.data, tensors), "mask": self._pack(value.mask, tensors)}
-        return {"rows": parts | {"positions": list(value.positions)}}
+        return {"rows": self._describe(value)}
+
+    def _describe(self, rows: Rows) -> dict[str, Any]:
+        """Describe rows in JSON, for `_find_rows`; those that are in no file yet are written into one."""
+        here = [one for one in rows.columns if isinstance(one, Columns)]
+        written = iter(self.columns.write(here)[0] if here else ())
+        self._stored = [next(written) if isinstance(one, Columns) else one for one in rows.columns]
+        files = {one.file: None for one in self._stored}
+        numbers = {file: number for number, file in enumerate(files)}
+        return {
+            "files": [str(file.path) for file in files],
+            "columns": [[numbers[one.file], one.offset, *one.shape] for one in self._stored],
+            "untrained": sorted(rows.untrained),
+            **{name: list(getattr(rows, name)) for name in _SIZES},
+            **{name: getattr(rows, name) for name in ("pad_id", "state_masking")},
+        }
+
+    @staticmethod
+    def _find_rows(described: dict[str, Any]) -> Rows:
+        files = [ColumnFile(Path(path), is_own=False) for path in described.pop("files")]
+        columns = [
+            StoredColumns(files[file], offset, (tokens, runs, sampled))
+            for file, offset, tokens, runs, sampled in described.pop("columns")
+        ]
+        return Rows(columns=columns, untrained=frozenset(described.pop("untrained")), **described)
 
     def _unpack(self, packed: dict[str, Any]) -> Any:
         ((kind, content),) = packed.items()
@@ -228,19 +271,14 @@ class Processes:
                 return Path(content)
             case "dtype":
                 return _parse_dtype(content)
-            case "jagged":
-                return torch.nested.nested_tensor_from_jagged(*(self._unpack(part) for part in content))
             case "tensor":
                 tensor = torch.empty(content["shape"], dtype=_parse_dtype(content["dtype"]))
                 self._broadcast(tensor)
                 return tensor
-            case "data":
-                values = {name: self._unpack(part) for name, part in content.items()}
-                tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
-                return tu.get_tensordict(tensors, {name: values[name] for name in values.keys() - tensors.keys()})
+            case "of_rows":
+                return torch.empty(0, dtype=_parse_dtype(content))
             case "rows" if content is not None:
-                data, mask = self._unpack(content["data"]), self._unpack(content["mask"])
-                self._rows = Rows(data, mask, content["positions"])
+                self._rows = self._find_rows(content)
                 return self._rows
             case "rows":
                 return self._rows
@@ -261,7 +299,8 @@ _T = TypeVar("_T")
 def collective(method: Callable[Concatenate[_W, _P], _T]) -> Callable[Concatenate[_W, _P], _T]:
     """Decorate a method so that every process calls it when rank 0 does.
 
-    Its arguments may be plain values, paths, dtypes, tensors, and a step's tensors (which arrive as `tensors.Rows`).
+    Its arguments may be plain values, paths, dtypes, tensors, and a step's tensors (which arrive as `tensors.Rows`). Of
+    values for all rows, (rows, tokens), the others get the type alone, see `verl_worker.hand_out`.
     """
     signature = inspect.signature(method)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ if torch.cuda.is_available():
 else:
     import forage_trainer.engine.cpu_engine  # noqa: F401  (registers the CPU platform and engines)
 
-from tensordict import TensorDict
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
@@ -22,8 +21,8 @@ from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelCo
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.padding import no_padding_2_padding
 
-from forage_trainer.data.rows import scatter_rows, shard_rows
-from forage_trainer.data.tensors import Rows, select_rows, split_rows
+from forage_trainer.data.rows import build_share, scatter_rows, share_rows
+from forage_trainer.data.tensors import NO_ROW, Rows, RowValues
 from forage_trainer.engine import engine_state
 from forage_trainer.engine.spmd import Processes
 
@@ -34,7 +33,7 @@ _NAN = float("nan")
 class VerlWorker:
     """A model with its engine and, unless it is forward-only, its optimizer.
 
-    Every process receives all rows and computes its shard of them; every process returns the results of all rows.
+    Every process reads and computes its share of the rows. Rank 0 returns the results of all rows, others an empty one.
     """
 
     def __init__(
@@ -112,21 +111,23 @@ class VerlWorker:
         Args:
             options: of verl's `infer_batch`.
         """
-        data = self._shard(batch.data)
+        data = build_share(batch, range(len(batch)), self._processes.rank, self._processes.size)
         tu.assign_non_tensor(data, compute_loss=False, calculate_entropy="entropy" in names, **options)
         output = self._worker.infer_batch(data)
         responses = [no_padding_2_padding(tu.get(output, name), data) for name in names]
-        return tuple(self._processes.sum(scatter_rows(batch.mask, [(data["row"], part)])) for part in responses)
+        return tuple(collect(self._processes, batch, [(data["row"], part)]) for part in responses)
 
-    def update(self, data: TensorDict, rows: Sequence[int], **options: Any) -> dict[str, float]:
+    def update(
+        self, batch: Rows, rows: Sequence[int], values: Mapping[str, RowValues], **options: Any
+    ) -> dict[str, float]:
         """Take one update on the given rows; returns metrics under verl's names.
 
         Args:
+            values: further fields of the loss, of the rows of this process's share: see `hand_out`.
             options: of verl's `train_batch` and of the loss.
         """
-        selected = select_rows(data, rows)
-        trained = sum(bool(mask.any()) for mask in split_rows(selected["response_mask"]))
-        shard = self._shard(selected)
+        trained = sum(map(batch.is_trained, rows))
+        shard = build_share(batch, rows, self._processes.rank, self._processes.size, values)
         tu.assign_non_tensor(shard, global_batch_size=trained, **options)
         return _to_numbers(tu.get(self._worker.train_batch(shard), "metrics"))
 
@@ -148,8 +149,72 @@ class VerlWorker:
             engine_state.load_engine(self.engine, folder, rank)
         self._processes.meet()
 
-    def _shard(self, data: TensorDict) -> TensorDict:
-        return shard_rows(data.copy(), self._processes.rank, self._processes.size)
+
+def hand_out(
+    processes: Processes, batch: Rows, updates: Sequence[Sequence[int]], values: Mapping[str, torch.Tensor | None]
+) -> dict[str, RowValues]:
+    """Give every process what rank 0 knows of the rows of its shares.
+
+    Args:
+        updates: the rows of each update.
+        values: (rows, tokens) each, on rank 0; anywhere else tensors of the same types. None is left out.
+    """
+    present = {name: value for name, value in values.items() if value is not None}
+    if processes.size == 1:
+        return dict[str, RowValues](present)
+
+    def list_rows(rank: int) -> list[int]:
+        return sorted({row for rows in updates for row in share_rows(batch, rows, rank, processes.size)[0]})
+
+    if processes.rank == 0:
+        for rank in range(1, processes.size):
+            rows = list_rows(rank)
+            for value in present.values():
+                processes.send(torch.cat([value[row, : batch.responses[row]] for row in rows]), rank)
+        return dict[str, RowValues](present)
+    rows = list_rows(processes.rank)
+    sizes = [batch.responses[row] for row in rows]
+    own: dict[str, RowValues] = {}
+    for name, value in present.items():
+        parts = processes.receive_from(0, torch.empty(sum(sizes), dtype=value.dtype)).split(sizes)
+        own[name] = dict(zip(rows, parts, strict=True))
+    return own
+
+
+def collect(processes: Processes, batch: Rows, parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """Collect values over the response that every process has computed for its rows.
+
+    Args:
+        parts: (row numbers, values) of this process; values have a row for each number, padded.
+
+    Returns:
+        (rows, tokens) on rank 0, 0 after a row's end; an empty tensor anywhere else.
+    """
+    if processes.rank == 0:
+        received = [_receive_rows(processes, batch, rank) for rank in range(1, processes.size)]
+        return scatter_rows(batch.shape, [*parts, *(part for rank in received for part in rank)])
+    numbers: list[int] = []
+    flat: list[torch.Tensor] = []
+    for rows, values in parts:
+        real = [(index, row) for index, row in enumerate(rows.tolist()) if row != NO_ROW]
+        numbers += [row for _, row in real]
+        known = values.detach().float().cpu()
+        flat += [known[index, : batch.responses[row]] for index, row in real]
+    processes.send(torch.tensor(len(numbers)), 0)
+    if numbers:
+        processes.send(torch.tensor(numbers), 0)
+        processes.send(torch.cat(flat), 0)
+    return torch.empty(0)
+
+
+def _receive_rows(processes: Processes, batch: Rows, rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    count = int(processes.receive_from(rank, torch.tensor(0)))
+    if not count:
+        return []
+    rows = processes.receive_from(rank, torch.empty(count, dtype=torch.long))
+    sizes = [batch.responses[row] for row in rows.tolist()]
+    parts = processes.receive_from(rank, torch.empty(sum(sizes))).split(sizes)
+    return [(row[None], part[None]) for row, part in zip(rows, parts, strict=True)]
 
 
 def mean(values: Sequence[float]) -> float:

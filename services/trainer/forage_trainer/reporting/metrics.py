@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from prometheus_client import Counter, Gauge
 
-from forage_common.settings import RewardPlacement
 from forage_common.v1.trajectory_pb2 import Status, Trajectory, TrajectoryGroup
-from forage_trainer.algorithms.token_rewards import compute_token_rewards
+from forage_trainer.algorithms.token_rewards import compute_turn_sum
+from forage_trainer.columns.arrived import count_tokens
 from forage_trainer.data.selection import is_valid
 
 FORMAT = "format"
@@ -87,15 +87,15 @@ def compute_trajectory_metrics(groups: Sequence[TrajectoryGroup], version: int) 
     every = [t for group in groups for t in group.trajectories]
     completed = [t for t in every if t.status == Status.STATUS_OK]
     judged = [t for t in completed if t.score.status == Status.STATUS_OK and math.isfinite(t.score.total)]
-    response_tokens, state_tokens = sum(len(t.loss_mask) for t in every), sum(sum(t.loss_mask) for t in every)
+    tokens = [count_tokens(t) for t in every]
+    responses = [count_tokens(t).response for t in completed]
+    response_tokens, state_tokens = sum(one.response for one in tokens), sum(one.sampled for one in tokens)
     stale = [max(0, version - min(s.version for s in t.segments)) for t in every if t.segments]
     return {
         "reward_mean": _mean(t.score.total for t in judged),
         "reward_max": max((t.score.total for t in judged), default=None),
         "reward_min": min((t.score.total for t in judged), default=None),
-        "reward_turn_sum_mean": _mean(
-            compute_token_rewards(t, RewardPlacement.TURN_PROPORTIONAL).turn_sum for t in judged if is_valid(t)
-        ),
+        "reward_turn_sum_mean": _mean(compute_turn_sum(t) for t in judged if is_valid(t)),
         **{f"reward/{name}": added for name, added in sum_components(judged).items()},
         "em_mean": exact_match(completed),
         **{
@@ -108,16 +108,16 @@ def compute_trajectory_metrics(groups: Sequence[TrajectoryGroup], version: int) 
         "finished_rate": _mean(float(t.finished) for t in completed),
         "truncated_rate": _mean(float(t.truncated) for t in completed),
         "turns_mean": _mean(float(len(t.turns)) for t in completed),
-        "response_tokens_mean": _mean(float(len(t.loss_mask)) for t in completed),
-        "response_tokens_max": max((len(t.loss_mask) for t in completed), default=None),
-        "response_tokens_min": min((len(t.loss_mask) for t in completed), default=None),
+        "response_tokens_mean": _mean(map(float, responses)),
+        "response_tokens_max": max(responses, default=None),
+        "response_tokens_min": min(responses, default=None),
         "prompt_tokens_mean": _mean(float(t.prompt_length) for t in completed),
-        "without_state_tokens": sum(1 not in t.loss_mask for t in completed),
+        "without_state_tokens": sum(not count_tokens(t).sampled for t in completed),
         "staleness_mean": _mean(float(s) for s in stale),
         "staleness_max": max(stale, default=None),
         "trajectories": len(every),
         "failed": len(every) - len(judged),
-        "tokens": sum(len(t.token_ids) for t in every),
+        "tokens": sum(one.tokens for one in tokens),
         "state_tokens": state_tokens,
         "coverage": state_tokens / response_tokens if response_tokens else None,
     }

@@ -16,6 +16,7 @@ from forage_common.settings import Settings
 from forage_common.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
 from forage_records.step_file import Fate, GroupFate, StepRow, list_saved_steps, step_file_path, write_step
 from forage_records.trajectory_file import explain_failure
+from forage_trainer.columns.arrived import count_tokens, restore_trajectories
 from forage_trainer.data.batcher import Batch
 from forage_trainer.data.places import list_slots
 from forage_trainer.data.selection import LEFT_OUT, Selection, is_valid
@@ -85,10 +86,9 @@ class StepFiles:
             DiskFullError: there is no room.
         """
         file = step_file_path(self._folder, step)
-        self._texts.restore(chain.from_iterable(group.trajectories for group in record.groups))
         fates = list_fates(record, self._min_samples, late)
         with durable.detect_full_disk(file):
-            write_step(file, self._end_of_turn, build_rows(step, record, fates), fates)
+            write_step(file, self._end_of_turn, build_rows(step, record, fates, self._texts), fates)
         # Files of later steps are from before a restart; this process will replace them.
         upto = [kept for kept in list_saved_steps(self._folder) if kept <= step]
         for old in upto[: -self._keep] if self._keep else ():
@@ -112,15 +112,17 @@ def list_fates(record: StepRecord, min_samples: int, late: Sequence[str] = ()) -
     return sorted(fates, key=lambda fate: (fate.position, fate.attempt))
 
 
-def build_rows(step: int, record: StepRecord, fates: Sequence[GroupFate]) -> Iterator[StepRow]:
+def build_rows(step: int, record: StepRecord, fates: Sequence[GroupFate], texts: TextReader) -> Iterator[StepRow]:
     """Build the rows of all trajectories of the batch; those that took no part have no values of the step.
 
     Args:
         fates: of the step's groups.
+        texts: puts the trajectories' texts back.
     """
     row_numbers = {trajectory.id: row for row, trajectory in enumerate(record.rows)}
     reasons = {fate.uid: f"group {fate.fate}: {fate.reason}" for fate in fates if fate.fate is not Fate.DROPPED}
-    for trajectory in chain.from_iterable(group.trajectories for group in record.groups):
+    for trajectory in chain.from_iterable(map(restore_trajectories, record.groups)):
+        texts.restore([trajectory])
         row = row_numbers.get(trajectory.id)
         if row is None or record.tensors is None:
             reason = _explain_invalid(trajectory) or reasons[trajectory.group_uid]
@@ -170,7 +172,7 @@ def _explain_invalid(trajectory: Trajectory) -> str | None:
         return None
     if reason := explain_failure(trajectory):
         return reason
-    if 1 not in trajectory.loss_mask:
+    if not count_tokens(trajectory).sampled:
         return "invalid: no token of the policy"
     return "invalid: a reward that is not finite, or values that are missing for some tokens"
 

@@ -18,6 +18,7 @@ from forage_common.settings import Settings
 from forage_common.v1.trajectory_pb2 import Policy, Status, Trajectory
 from forage_probe import metrics as probe_metrics
 from forage_probe.prober import ProbePlan
+from forage_trainer.columns.arrived import restore_trajectory
 from forage_trainer.data.texts import TextReader
 from forage_trainer.validation.prober import Purpose, TrainingProber
 
@@ -61,7 +62,7 @@ class ProbePenalty:
             policy: the policy that is being trained.
             check: called periodically; may raise to end the work.
         """
-        chosen = _select_first(rows, self._per_group)
+        chosen = [restore_trajectory(row) for row in _select_first(rows, self._per_group)]
         self._texts.restore(chosen)
 
         async def sample() -> Sequence[Trajectory]:

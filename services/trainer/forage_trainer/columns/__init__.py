@@ -1,0 +1,1 @@
+"""Trajectories as the trainer holds them: small messages, and arrays for what they have for each token."""

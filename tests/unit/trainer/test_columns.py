@@ -1,0 +1,237 @@
+"""Groups that arrive have arrays for their tokens, in memory or in files, and train as whole messages do."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+from io import BytesIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from google.protobuf.message import DecodeError
+from google.protobuf.proto import serialize_length_prefixed
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trainer_parts import build_trajectory, make_group
+
+from forage_common.errors import DiskFullError
+from forage_common.settings import AlgorithmSettings, load_settings
+from forage_common.stop import Stop
+from forage_common.streams.client import Entry
+from forage_common.streams.packing import pack_group
+from forage_common.telemetry.health import Health
+from forage_common.v1.packed_pb2 import PackedGroup
+from forage_common.v1.trajectory_pb2 import Status, TrajectoryGroup
+from forage_trainer.checkpoints.kept_groups import KeptGroups
+from forage_trainer.columns.arrays import ColumnFolder, Columns, StoredColumns, find_runs
+from forage_trainer.columns.arrived import (
+    TOKEN_FIELDS,
+    count_tokens,
+    decode_group,
+    encode_group,
+    read_columns,
+    restore_trajectories,
+    restore_trajectory,
+)
+from forage_trainer.columns.decoder import GroupDecoder
+from forage_trainer.data.batcher import Batch
+from forage_trainer.data.digests import digest_tokens
+from forage_trainer.data.selection import find_equal_groups, is_valid, leave_out_unusable, select_trajectories
+from forage_trainer.data.tensors import StepTensors, build_step_tensors
+from forage_trainer.reporting.metrics import compute_trajectory_metrics
+from forage_trainer.waiting import DiskRetry
+
+TRAINER = load_settings(None, ["trainer.actor.ppo_max_token_len_per_gpu=60"], {}).trainer
+
+
+def build_groups() -> list[TrajectoryGroup]:
+    """Sound rows, failed ones, one without tokens of the policy, one whose fields differ in length, one too long."""
+    first, second = make_group("a", [0.0, 1.0, 1.0]), make_group("b", [0.5, 1.0], position=1)
+    first.trajectories[0].turn_ids[:] = [1] * 6 + [-1] * 7 + [2] * 5
+    first.trajectories.append(build_trajectory("a", 3, 1.0, status=Status.STATUS_TIMEOUT))
+    first.trajectories.append(build_trajectory("a", 4, 1.0, turns=()))
+    first.trajectories.append(build_trajectory("a", 5, 1.0, turns=(40, 30)))
+    second.trajectories.append(build_trajectory("b", 2, 0.0))
+    second.trajectories[2].logprobs.pop()
+    second.trajectories[1].score.components.add(name="turn_1", weighted=0.25)
+    return [first, second]
+
+
+def arrive(groups: list[TrajectoryGroup], folder: ColumnFolder | None = None) -> list[TrajectoryGroup]:
+    return [decode_group(PackedGroup.FromString(pack_group(g).SerializeToString()), folder) for g in groups]
+
+
+def build_tensors(groups: list[TrajectoryGroup], algorithm: AlgorithmSettings) -> StepTensors:
+    result = build_step_tensors(select_trajectories(groups, algorithm), 0, 1, 0, algorithm)
+    assert result is not None
+    return result
+
+
+def assert_same(one: Any, other: Any) -> None:
+    if isinstance(other, torch.Tensor):
+        if other.is_nested:
+            assert torch.equal(one.offsets(), other.offsets())
+            one, other = one.values(), other.values()
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("algorithm", [{}, {"state_masking": False}, {"adv_estimator": "grpo_multiturn"}])
+def test_what_has_arrived_trains_as_whole_messages_do(stored: bool, algorithm: dict[str, Any], tmp_path: Path) -> None:
+    chosen = AlgorithmSettings(**algorithm)
+    messages, arrived = build_groups(), arrive(build_groups(), ColumnFolder(tmp_path) if stored else None)
+    assert compute_trajectory_metrics(arrived, 3) == compute_trajectory_metrics(messages, 3)
+    assert leave_out_unusable(arrived, TRAINER) == leave_out_unusable(messages, TRAINER)
+    assert leave_out_unusable(messages, TRAINER)["too_long_trajectories"] == 0, "counted once"
+    for one, other in zip(arrived, messages, strict=True):
+        assert [is_valid(t) for t in one.trajectories] == [is_valid(t) for t in other.trajectories]
+        assert [count_tokens(t) for t in one.trajectories] == [count_tokens(t) for t in other.trajectories]
+    assert find_equal_groups(arrived, chosen.adv_estimator) == find_equal_groups(messages, chosen.adv_estimator)
+    assert digest_tokens(arrived) == digest_tokens(messages)
+    result, expected = build_tensors(arrived, chosen), build_tensors(messages, chosen)
+    assert len(result) == 5
+    assert all(isinstance(one, StoredColumns if stored else Columns) for one in result.columns)
+    names = ("mask", "state", "token_rewards", "engine_log_probs", "turn_ids", "turn_rewards", "whole_rewards")
+    for name in (*names, "current", "uids", "responses", "prompts", "positions"):
+        assert_same(getattr(result, name), getattr(expected, name))
+    for name in expected.data.keys():  # noqa: SIM118
+        assert_same(result.data[name], expected.data[name])
+
+
+def test_tokens_of_an_arrived_trajectory_are_never_silently_absent() -> None:
+    (group,) = arrive([make_group("a", [1.0])])
+    for name in TOKEN_FIELDS:
+        with pytest.raises(AttributeError, match="ask for its columns"):
+            getattr(group.trajectories[0], name)
+    (odd,) = arrive([build_groups()[1]])
+    with pytest.raises(ValueError, match="lacks values of some tokens"):
+        read_columns(odd.trajectories[2])
+
+
+def test_an_arrived_group_is_whole_again_with_the_status_it_has_now() -> None:
+    messages, arrived = build_groups(), arrive(build_groups())
+    leave_out_unusable(messages, TRAINER)
+    leave_out_unusable(arrived, TRAINER)
+    for one, other in zip(arrived, messages, strict=True):
+        assert restore_trajectories(one) == list(other.trajectories) == restore_trajectories(other)
+    assert restore_trajectory(arrived[1].trajectories[1]) == build_groups()[1].trajectories[1]
+    assert encode_group(arrived[0]) == pack_group(build_groups()[0]), "as it was on the stream"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from([-1, 1, 2])), max_size=30))
+def test_runs_hold_mask_and_turns(tokens: list[tuple[int, int]]) -> None:
+    mask, turns = (torch.tensor([one[place] for one in tokens], dtype=torch.int32).numpy() for place in (0, 1))
+    runs = find_runs(mask, turns)
+    again = [(own, turn) for length, own, turn in runs.tolist() for _ in range(length)]
+    assert again == tokens
+    assert all(tuple(one[1:]) != tuple(other[1:]) for one, other in pairwise(runs))
+
+
+# Files.
+
+
+def test_a_file_lasts_as_long_as_a_group_of_it_and_no_longer(tmp_path: Path) -> None:
+    left = tmp_path / "1-dead"
+    left.mkdir()
+    (left / "0").write_bytes(b"of a process that died")
+    folder = ColumnFolder(tmp_path)
+    assert left.exists(), "until this process may claim groups, another one may work"
+    groups = arrive([make_group("a", [0.0, 1.0]), make_group("b", [1.0])], folder)
+    assert not left.exists()
+    assert len(list(tmp_path.glob("*/*"))) == 2
+    kept = groups.pop().trajectories[0]
+    groups.clear()
+    gc.collect()
+    (file,) = tmp_path.glob("*/*")
+    columns = read_columns(kept)
+    del kept
+    assert columns.load().token_ids.tolist() == list(make_group("b", [1.0]).trajectories[0].token_ids)
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(OSError, match=r"has \d+ bytes at 0, \d+ wanted"):
+        columns.load()
+    del columns
+    gc.collect()
+    assert not file.exists()
+    del folder
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_columns_wait_for_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, calls = ColumnFolder(tmp_path), []
+    monkeypatch.setattr("forage_trainer.waiting._DISK_INTERVAL_S", 0.01)
+    fill = folder._fill
+
+    def fail_twice(path: Path, columns: Any, rest: bytes) -> None:
+        calls.append(path)
+        if len(calls) < 3:
+            path.write_bytes(b"a part")
+            raise OSError(28, "No space left on device")
+        fill(path, columns, rest)
+
+    monkeypatch.setattr(folder, "_fill", fail_twice)
+    with pytest.raises(DiskFullError, match="free some space"):
+        decode_group(pack_group(make_group("a", [1.0])), folder)
+    gc.collect()
+    assert list(tmp_path.glob("*/*")) == [], "no part is left"
+    decoder = GroupDecoder(DiskRetry(Stop(), Health()))
+    decoder.folder = folder
+    (group,) = decoder([pack_group(make_group("a", [1.0]))])
+    assert len(calls) == 3
+    assert not isinstance(group, DecodeError)
+    assert isinstance(read_columns(group.trajectories[0]), StoredColumns)
+
+
+# Many at a time.
+
+
+def test_groups_are_decoded_in_order_and_a_damaged_one_is_an_error_of_its_own() -> None:
+    packed = [pack_group(make_group(f"q{n}", [0.0, 1.0], position=n)) for n in range(20)]
+    packed[7].columns = packed[7].columns[:-9]
+    packed[9].facts = b"none"
+    decoder = GroupDecoder(DiskRetry(Stop(), Health()))
+    result = decoder(packed)
+    assert [n for n, one in enumerate(result) if isinstance(one, DecodeError)] == [7, 9]
+    sound = [one.position for one in result if not isinstance(one, DecodeError)]
+    assert sound == [n for n in range(20) if n not in (7, 9)]
+    assert isinstance(decoder(packed[7:8])[0], DecodeError)
+    assert decoder([]) == []
+
+
+# Kept groups.
+
+
+def test_kept_groups_are_as_they_were_on_the_stream(tmp_path: Path) -> None:
+    kept, arrived = KeptGroups(tmp_path), arrive(build_groups())
+    leave_out_unusable(arrived, TRAINER)
+    kept.write(Batch(3, tuple(Entry(b"1-0", group) for group in arrived), 0))
+    again = kept.read(3)
+    assert [encode_group(group) for group in again.groups] == [pack_group(group) for group in build_groups()]
+    assert digest_tokens(again.groups) == digest_tokens(arrive(build_groups()))
+    assert leave_out_unusable(again.groups, TRAINER)["too_long_trajectories"] == 1, "as in the first take"
+    assert kept.has(range(3, 4))
+    kept.prune(3)
+    assert not kept.has(range(3, 4))
+
+
+def test_kept_groups_of_an_earlier_version_are_read(tmp_path: Path) -> None:
+    content = BytesIO()
+    for group in build_groups():
+        serialize_length_prefixed(group, content)
+    digest = hashlib.sha256(content.getvalue()).hexdigest()
+    (tmp_path / f"step_4.{digest}").write_bytes(content.getvalue())
+    kept = KeptGroups(tmp_path)
+    assert [restore_trajectories(group) for group in kept.read(4).groups] == [
+        list(group.trajectories) for group in build_groups()
+    ]
+    kept.write(Batch(4, tuple(Entry(b"1-0", group) for group in arrive(build_groups()[:1])), 0))
+    assert len(kept.read(4).groups) == 1, "taken again, they replace those of before"
+    kept.prune(4)
+    assert list(tmp_path.iterdir()) == []
