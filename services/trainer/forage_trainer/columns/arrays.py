@@ -72,9 +72,14 @@ def find_runs(loss_mask: Array, turn_ids: Array) -> npt.NDArray[np.int32]:
 class ColumnFile:
     """A file of columns; the process that wrote it deletes it once nothing of it is needed any more."""
 
-    def __init__(self, path: Path, is_own: bool) -> None:
+    def __init__(self, path: Path, folder: ColumnFolder | None = None) -> None:
+        """
+        Args:
+            folder: that of this process, if it wrote the file.
+        """
         self.path = path
-        if is_own:
+        self._folder = folder  # which would be deleted with all its files
+        if folder is not None:
             weakref.finalize(self, _remove, path)
 
     def read(self, offset: int, size: int) -> bytes:
@@ -136,7 +141,7 @@ class ColumnFolder:
             DiskFullError: there is no room.
         """
         path = self._folder / str(next(self._numbers))
-        file, offset, stored = ColumnFile(path, is_own=True), 0, []
+        file, offset, stored = ColumnFile(path, self), 0, []
         with durable.detect_full_disk(path):
             self._open()
             self._fill(path, columns, rest)

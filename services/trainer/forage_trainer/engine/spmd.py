@@ -257,7 +257,7 @@ class Processes:
 
     @staticmethod
     def _find_rows(described: dict[str, Any]) -> Rows:
-        files = [ColumnFile(Path(path), is_own=False) for path in described.pop("files")]
+        files = [ColumnFile(Path(path)) for path in described.pop("files")]
         columns = [
             StoredColumns(files[file], offset, (tokens, runs, sampled))
             for file, offset, tokens, runs, sampled in described.pop("columns")
