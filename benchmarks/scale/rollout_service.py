@@ -2,7 +2,8 @@
 
     python rollout_service.py SETTINGS_FILE
 
-A line of its stdin asks for the counts of all replicas, a line of JSON; the end of its stdin ends it.
+A line of its stdin asks: `counts` for those of all replicas, `waits` for what they wait for. The answer is a line of
+JSON; the end of its stdin ends it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from forage_common.settings import load_settings
 from forage_common.telemetry.logs import configure_logs
 from forage_rollout.deployments.cluster import LocalCluster, get_application_name
+from forage_rollout.metrics import Snapshot
 
 DEPLOYMENTS = ("Engine", "Agent", "Dispatcher")
 _SNAPSHOT_S = 120.0
@@ -38,10 +40,17 @@ class StubbedCluster(LocalCluster):
         taken: dict[str, dict[str, float]] = {}
         for deployment in DEPLOYMENTS:
             sums = taken[deployment] = {}
-            snapshots: list[Any] = self.get_handle(deployment).broadcast("take_snapshot").results(timeout_s=_SNAPSHOT_S)
-            for snapshot in snapshots:
+            for snapshot in self._take_snapshots(deployment):
                 for key, value in snapshot.counts.items():
                     sums[key[0]] = sums.get(key[0], 0.0) + value
+        return taken
+
+    def list_waits(self) -> list[dict[str, Any]]:
+        """What the replicas wait for, see `telemetry.waits`."""
+        return [wait for deployment in DEPLOYMENTS for one in self._take_snapshots(deployment) for wait in one.waits]
+
+    def _take_snapshots(self, deployment: str) -> list[Snapshot]:
+        taken: list[Snapshot] = self.get_handle(deployment).broadcast("take_snapshot").results(timeout_s=_SNAPSHOT_S)
         return taken
 
 
@@ -53,8 +62,8 @@ def main() -> None:
     try:
         cluster.start()
         print(json.dumps({}), flush=True)
-        for _ in sys.stdin:
-            print(json.dumps(cluster.take_counts()), flush=True)
+        for line in sys.stdin:
+            print(json.dumps(cluster.list_waits() if line.strip() == "waits" else cluster.take_counts()), flush=True)
     finally:
         cluster.stop(10.0)
 

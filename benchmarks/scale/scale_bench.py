@@ -16,11 +16,12 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 import workload
@@ -43,7 +44,7 @@ SIZES = (100, 1000, 10_000)
 ROUNDS = {100: 6, 1000: 2}
 """Trajectories of a size are so many times those in flight; where there are few, a short run would say little."""
 _WARM_UP = 200
-_STARTED_S, _NO_GROUP_S = 300.0, 300.0
+_NO_GROUP_S = 300.0
 
 
 class Rollout:
@@ -51,20 +52,30 @@ class Rollout:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
+        self._asking = threading.Lock()
 
     def take_counts(self) -> dict[str, dict[str, float]]:
         """See `rollout_service`."""
-        assert self.process.stdin is not None
-        print(file=self.process.stdin, flush=True)
-        return self.read_reply()
+        counts: dict[str, dict[str, float]] = self._ask("counts")
+        return counts
 
-    def read_reply(self) -> dict[str, Any]:
+    def list_waits(self) -> list[dict[str, Any]]:
+        """See `rollout_service`."""
+        waits: list[dict[str, Any]] = self._ask("waits")
+        return waits
+
+    def read_reply(self) -> Any:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
             sys.exit("the rollout's application ended: see rollout.log in runs/bench-scale/logs")
-        reply: dict[str, Any] = json.loads(line)
-        return reply
+        return json.loads(line)
+
+    def _ask(self, question: str) -> Any:
+        assert self.process.stdin is not None
+        with self._asking:
+            print(question, file=self.process.stdin, flush=True)
+            return self.read_reply()
 
 
 class Bench:
@@ -101,7 +112,7 @@ class Bench:
                 late = counts["loop_late_seconds"] - last[deployment]["loop_late_seconds"]
                 if looks:
                     measured.late_s.setdefault(deployment, []).append(late / looks)
-            measured.peak_in_flight = max(measured.peak_in_flight, int(now["Agent"]["samples_in_flight"]))
+            measured.peak_in_flight = max(measured.peak_in_flight, int(now["Agent"].get("samples_in_flight", 0)))
             last = now
 
         def weigh() -> None:
@@ -141,8 +152,18 @@ class Bench:
             if entries:
                 deadline = time.monotonic() + _NO_GROUP_S
             elif time.monotonic() > deadline:
-                sys.exit(f"{groups - len(ends)} of {groups} groups did not come: see runs/bench-scale/logs")
+                self._give_up(groups - len(ends), groups)
         return ends
+
+    def _give_up(self, missing: int, groups: int) -> NoReturn:
+        lines = [f"{missing} of {groups} groups did not come: see runs/bench-scale/logs. What the replicas wait for:"]
+        for wait in self._rollout.list_waits():
+            detail = wait["detail"] or wait["why_unlimited"]
+            lines.append(
+                f"  {wait['process']}: {wait['count']} × {wait['what']}, on {wait['on']}, "
+                f"for {wait['waited_s']} s: {detail}"
+            )
+        sys.exit("\n".join(lines))
 
     def _issue(self, position: int) -> None:
         uid = f"{workload.DATA_SOURCE}/{self._batch}/{position}"
@@ -167,7 +188,7 @@ def _check_group(group: pb.TrajectoryGroup, measured: Measured) -> None:
     for trajectory in group.trajectories:
         problem = trajectory.status_detail or trajectory.score.detail
         is_whole = trajectory.status == pb.STATUS_OK and trajectory.score.status == pb.STATUS_OK
-        if not is_whole or not trajectory.finished or trajectory.score.value <= 0:
+        if not is_whole or not trajectory.finished or trajectory.score.total <= 0:
             measured.errors += 1
             problem = problem or "the trajectory has no answer, or a wrong score"
             measured.problems[problem] = measured.problems.get(problem, 0) + 1

@@ -64,7 +64,8 @@ class StubEngine:
         chance = random.Random(request.seed)
         end = self._answer if len(request.token_ids) >= ANSWER_AT else self._searches[chance.randrange(_QUERIES)]
         thought = self._thoughts[chance.randrange(_THOUGHTS)]
-        tokens = min(draw_length(chance), request.max_tokens)
+        sampled = thought[: max(0, min(draw_length(chance), request.max_tokens) - len(end))] + end
+        tokens = len(sampled)
         with self._meter.track_request() as counts:
             async with self._slots:
                 self._running += 1
@@ -76,7 +77,7 @@ class StubEngine:
             counts.sampled_tokens += tokens
         serving = self.serving or Policy()
         return Generation(
-            thought[: tokens - len(end)] + end,
+            sampled,
             self._logprobs[:tokens],
             False,
             [(serving.version, serving.epoch, 0, tokens)],

@@ -155,6 +155,33 @@ async def test_a_bug_of_the_engine_is_an_error_and_no_reason_to_try_elsewhere() 
         await pool.close()
 
 
+async def test_a_generation_or_chat_that_no_frame_can_hold_is_an_error_of_the_engine_and_no_wait_for_ever() -> None:
+    class NegativeEngine(SamplingEngine):
+        async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
+            return [-1]
+
+        async def generate(self, request: Request) -> Generation:
+            return Generation([-1], [-0.5], False, [(1, 2, 0, 1)])
+
+    async with serve(NegativeEngine()) as (_, door), asyncio.timeout(5):
+        pool = make_pool(door)
+        with pytest.raises(EngineError, match="OverflowError"):
+            await pool.generate(ASKED)
+        with pytest.raises(EngineError, match="OverflowError"):
+            await pool.render_chat([{"role": "user", "content": ""}])
+        await pool.close()
+
+
+async def test_the_first_requests_have_the_choice_among_all_replicas() -> None:
+    engines = [SamplingEngine(), SamplingEngine()]
+    async with serve(engines[0]) as (_, one), serve(engines[1]) as (_, other):
+        pool = make_pool(one, other, Door("127.0.0.1:1", KEY))
+        await pool.wait_for_links()
+        await asyncio.gather(*(pool.generate(ask(number, f"group {number}")) for number in range(20)))
+        assert all(engine.asked for engine in engines)
+        await pool.close()
+
+
 async def test_an_agent_without_the_key_is_turned_away_and_counted() -> None:
     before = REFUSED.labels(WIRE, "wrong_token")._value.get()
     async with serve(SamplingEngine()) as (server, door):

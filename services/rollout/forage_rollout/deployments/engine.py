@@ -21,10 +21,11 @@ from forage_rollout.background import supervise
 from forage_rollout.core.arguments import build_environment
 from forage_rollout.core.process import prepare_fork
 from forage_rollout.deployments.autoscaling import ONGOING
+from forage_rollout.deployments.doors import describe_door
 from forage_rollout.deployments.engine_links import open_door
 from forage_rollout.deployments.follower import Follower
 from forage_rollout.deployments.replica import REDIS_TIMEOUT_S, CheckPace, build_process_name, start_process
-from forage_rollout.deployments.routing import OUT_OF_SERVICE, describe_door
+from forage_rollout.deployments.routing import OUT_OF_SERVICE
 from forage_rollout.deployments.shifts import Shifts
 from forage_rollout.engine.endpoint_engine import EndpointEngine
 from forage_rollout.engine.openai import OpenAiRoutes, ResponseHead

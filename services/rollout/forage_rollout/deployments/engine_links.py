@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import ssl
@@ -9,8 +10,8 @@ import ssl
 import ray
 from ray.serve.handle import DeploymentHandle
 
+from forage_rollout.deployments.doors import ENGINE_DOORS
 from forage_rollout.deployments.replica import call_replica
-from forage_rollout.deployments.routing import ENGINE_DOORS
 from forage_rollout.links.link import Door
 from forage_rollout.links.pool import EnginePool
 from forage_rollout.links.server import EngineServer
@@ -36,6 +37,8 @@ async def open_pool(engine: DeploymentHandle, releases: bool) -> tuple[EnginePoo
     end_of_turn: str = await call_replica(engine.get_end_of_turn)  # from here on the handle has a router
     pool = EnginePool(releases, make_ray_context(ssl.Purpose.SERVER_AUTH))
     ENGINE_DOORS.watch(pool.set_replicas)
+    await asyncio.sleep(0)  # the doors are set in the loop's next turn
+    await pool.wait_for_links()
     return pool, end_of_turn
 
 

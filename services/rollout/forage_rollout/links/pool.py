@@ -19,6 +19,7 @@ from forage_common.errors import UnavailableError
 from forage_common.telemetry import tracing
 from forage_common.telemetry.log_sampling import LogSampler
 from forage_common.telemetry.logs import get_logger
+from forage_common.telemetry.waits import waiting
 from forage_rollout.background import supervise
 from forage_rollout.links.affinity import order_replicas
 from forage_rollout.links.failures import LinkLostError
@@ -34,6 +35,8 @@ AVOID_S = 1.0
 """How long a replica that refused a request gets no other one while another replica serves."""
 _RETRY_S, _MAX_RETRY_S = 0.05, 2.0
 _LOOK_S = 5.0
+_FIRST_S = 2.0
+_WHY_WAIT = "Serve replaces replicas, and a trajectory has a time limit"
 _sampler = LogSampler(per_minute=6)
 
 
@@ -78,6 +81,14 @@ class EnginePool:
         for name, door in doors.items():
             if name not in self._replicas:
                 self._replicas[name] = _Replica(name, door, self._tls, self._notify, self._counts)
+
+    async def wait_for_links(self) -> None:
+        """Return once a connection to each replica was tried, or after two seconds: then the first have the choice."""
+        attempts = [asyncio.create_task(replica.tried.wait()) for replica in self._replicas.values()]
+        if attempts:
+            await asyncio.wait(attempts, timeout=_FIRST_S)  # wait: has a time limit
+            for attempt in attempts:
+                attempt.cancel()
 
     async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
         """See `loop.generation.Engine`."""
@@ -161,9 +172,12 @@ class EnginePool:
                 assert replica.link is not None
                 return replica, replica.link
             self._changed.clear()
-            with suppress(TimeoutError):
+            with (
+                suppress(TimeoutError),
+                waiting("an engine to ask", on="engine", limit_s=None, why_unlimited=_WHY_WAIT),
+            ):
                 async with asyncio.timeout(avoided_until - now):
-                    await self._changed.wait()  # wait: named by the agent, whose trajectory has a time limit
+                    await self._changed.wait()
 
     def _notify(self) -> None:
         self._changed.set()
@@ -175,6 +189,7 @@ class _Replica:
     Attributes:
         link: the open connection; None while there is none.
         avoided_until: by the monotonic clock, see `AVOID_S`.
+        tried: set when the first attempt to connect has ended.
     """
 
     def __init__(
@@ -184,6 +199,7 @@ class _Replica:
         self.door = door
         self.link: EngineLink | None = None
         self.avoided_until = 0.0
+        self.tried = asyncio.Event()
         self._tls = tls
         self._notify = notify
         self._counts = counts
@@ -222,11 +238,13 @@ class _Replica:
             try:
                 self.link = link = await EngineLink.connect(self.door, self._tls)
             except (OSError, TimeoutError, LinkLostError) as error:
+                self.tried.set()
                 if _sampler.admit(f"{self.name} unreachable"):
                     log.warning("engine_unreachable", replica=self.name, detail=f"{type(error).__name__}: {error}")
                 await asyncio.sleep(pause_s)  # wait: pause before the next attempt, until the replica is retired
                 pause_s = min(2 * pause_s, _MAX_RETRY_S)
                 continue
+            self.tried.set()
             self._notify()
             made_at = time.monotonic()
             await link.ended.wait()  # wait: the life of the connection

@@ -170,22 +170,22 @@ class _AgentConnection(FrameConnection):
             request = unpack_request(body)
             if self._server.in_progress > MAX_REQUESTS:
                 raise NotServingError(f"{MAX_REQUESTS} requests are in progress, as many as a replica takes")
-            generation = await self._server.engine.generate(request)
+            reply = pack_generation(await self._server.engine.generate(request))
         except FrameError as error:
             log.warning("link_broken", peer=self.peer, detail=str(error))
             self.abort()
         except Exception as error:  # noqa: BLE001 - the agent decides what its error means
             self._fail(number, error)
         else:
-            self._reply(Kind.GENERATED, number, pack_generation(generation))
+            self._reply(Kind.GENERATED, number, reply)
 
     async def _render(self, number: int, body: bytes) -> None:
         try:
-            token_ids = await self._server.engine.render_chat(json.loads(body))
+            reply = pack_tokens(await self._server.engine.render_chat(json.loads(body)))
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(number, error)
         else:
-            self._reply(Kind.RENDERED, number, pack_tokens(token_ids))
+            self._reply(Kind.RENDERED, number, reply)
 
     def _fail(self, number: int, error: Exception) -> None:
         if not is_foreseen(error):
