@@ -34,7 +34,8 @@ and console at their `http_address`), and every gRPC service offers health check
 `authorization: Bearer TOKEN`.
 """
 _SCALARS = {
-    1: "double", 2: "float", 3: "int64", 4: "uint64", 5: "int32", 8: "bool", 9: "string", 12: "bytes", 13: "uint32",
+    1: "double", 2: "float", 3: "int64", 4: "uint64", 5: "int32", 6: "fixed64", 7: "fixed32", 8: "bool", 9: "string",
+    12: "bytes", 13: "uint32", 15: "sfixed32", 16: "sfixed64", 17: "sint32", 18: "sint64",
 }  # fmt: skip
 _MESSAGE, _ENUM, _REPEATED = 11, 14, 3
 _PACKAGE = ".forage.v1."

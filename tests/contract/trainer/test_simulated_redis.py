@@ -129,6 +129,8 @@ class Pair:
             text = str(answer)
             code = next((code for code in ("NOGROUP", "BUSYGROUP", "WRONGTYPE", "FENCED") if code in text), text)
             return ("error", code)
+        if command[0] == "ZRANGEBYSCORE" or name_function("read_replicas") in command:
+            answer = sorted(answer, key=repr)  # by seconds, of which one may end between the two servers
         text = repr(answer).encode()
         for ids in self._ids.values():
             for number, id in enumerate(ids):

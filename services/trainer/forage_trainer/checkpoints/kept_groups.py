@@ -65,6 +65,7 @@ class KeptGroups:
         data = files[0].read_bytes()
         if hashlib.sha256(data).hexdigest() != files[0].suffix[1:]:
             raise DataError(f"{files[0]} is damaged: give another run.id")
+        kind: type[PackedGroup | TrajectoryGroup]
         kind = PackedGroup if files[0].name.startswith(_PACKED) else TrajectoryGroup
         content, groups = BytesIO(data), []
         while (found := parse_length_prefixed(kind, content)) is not None:

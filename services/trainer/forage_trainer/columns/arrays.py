@@ -50,7 +50,7 @@ class Columns:
     def spread_log_probs(self) -> npt.NDArray[np.float32]:
         """(response,), 0 on tokens that the policy did not sample."""
         sampled = self.sampled
-        spread = np.zeros(len(sampled), np.float32)
+        spread: npt.NDArray[np.float32] = np.zeros(len(sampled), np.float32)
         spread[sampled] = self.log_probs
         return spread
 
@@ -63,9 +63,9 @@ def find_runs(loss_mask: Array, turn_ids: Array) -> npt.NDArray[np.int32]:
     """
     if not len(loss_mask):
         return np.empty((0, 3), np.int32)
-    changes = np.flatnonzero((np.diff(loss_mask) != 0) | (np.diff(turn_ids) != 0)) + 1
+    changes: npt.NDArray[np.intp] = np.flatnonzero((np.diff(loss_mask) != 0) | (np.diff(turn_ids) != 0)) + 1
     begins = np.concatenate(([0], changes))
-    lengths = np.diff(np.append(begins, len(loss_mask)))
+    lengths: npt.NDArray[np.intp] = np.diff(np.append(begins, len(loss_mask)))
     return np.stack([lengths, loss_mask[begins], turn_ids[begins]], axis=1).astype(np.int32)
 
 

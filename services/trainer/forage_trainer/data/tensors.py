@@ -86,7 +86,7 @@ class Rows:
         # Masks and log-probabilities of other tokens than the policy's are made here: no file holds them.
         state = np.concatenate([one.sampled for one in columns], dtype=np.float32)
         weights = np.array([row != NO_ROW and self.is_trained(row) for row in numbers], np.float32)
-        mask = np.repeat(weights, responses)
+        mask: npt.NDArray[np.float32] = np.repeat(weights, responses)
         if self.state_masking:
             mask *= state
         tokens = [one.token_ids for one in columns]
