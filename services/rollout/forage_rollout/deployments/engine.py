@@ -21,7 +21,6 @@ from forage_rollout.background import supervise
 from forage_rollout.core.arguments import build_environment
 from forage_rollout.core.process import prepare_fork
 from forage_rollout.deployments.autoscaling import ONGOING
-from forage_rollout.deployments.doors import describe_door
 from forage_rollout.deployments.engine_links import open_door
 from forage_rollout.deployments.follower import Follower
 from forage_rollout.deployments.replica import REDIS_TIMEOUT_S, CheckPace, build_process_name, start_process
@@ -30,6 +29,7 @@ from forage_rollout.deployments.shifts import Shifts
 from forage_rollout.engine.endpoint_engine import EndpointEngine
 from forage_rollout.engine.openai import OpenAiRoutes, ResponseHead
 from forage_rollout.engine.vllm_engine import VllmEngine
+from forage_rollout.links.doors import describe_door
 from forage_rollout.metrics import Snapshot, read_call_counts, to_counts
 from forage_rollout.weights.policy import NotServingError
 

@@ -10,8 +10,8 @@ import ssl
 import ray
 from ray.serve.handle import DeploymentHandle
 
-from forage_rollout.deployments.doors import ENGINE_DOORS
 from forage_rollout.deployments.replica import call_replica
+from forage_rollout.links.doors import ENGINE_DOORS
 from forage_rollout.links.link import Door
 from forage_rollout.links.pool import EnginePool
 from forage_rollout.links.server import EngineServer

@@ -12,8 +12,8 @@ import asyncio
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from forage_rollout.deployments.doors import update_doors
 from forage_rollout.links.affinity import order_replicas
+from forage_rollout.links.doors import update_doors
 
 OUT_OF_SERVICE = "out_of_service"
 """Routing statistic that a replica reports: why it refuses to generate; empty while it serves."""
