@@ -31,6 +31,7 @@ from report import IDLE_S, Measured, describe_trajectory, print_report, summariz
 from rich.console import Console
 from rich.status import Status
 
+from forage_cli.local.processes import interrupt_on_signals
 from forage_cli.local.redis import users as redis_users
 from forage_cli.local.serving import wait_until_ready
 from forage_cli.local.stack import Program, Stack, find_interpreter, repository, shift_ports
@@ -43,7 +44,7 @@ HERE = Path(__file__).resolve().parent
 SIZES = (100, 1000, 10_000)
 ROUNDS = {100: 6, 1000: 2}
 """Trajectories of a size are so many times those in flight; where there are few, a short run would say little."""
-_WARM_UP = 200
+_WARM_UP = 100
 _NO_GROUP_S = 300.0
 
 
@@ -126,7 +127,7 @@ class Bench:
         # The last tenth of the groups, over the time that it would take at the mean rate.
         measured.tail_s = max(0.0, ends[-1] - ends[int(0.9 * len(ends)) - 1] - 0.1 * measured.seconds)
         used = _subtract(self._processes.read(), cpu)
-        measured.cpu_s = {part: max(0.0, s - self._idle[part] * measured.seconds) for part, s in used.items()}
+        measured.cpu_s = {part: max(0.0, s - self._idle.get(part, 0.0) * measured.seconds) for part, s in used.items()}
         now = read_redis(self._streams)
         measured.redis = RedisReading(
             now.commands - redis.commands, now.bytes_in - redis.bytes_in, now.bytes_out - redis.bytes_out, now.memory
@@ -257,7 +258,7 @@ def start_process(command: Sequence[str], log: Path, **variables: str) -> Iterat
             try:
                 process.wait(30)
             except subprocess.TimeoutExpired:
-                process.terminate()
+                process.kill()
 
 
 @contextmanager
@@ -337,6 +338,7 @@ def main() -> None:
     settings = load_settings(None, overrides)
     results = []
     with (
+        interrupt_on_signals(),
         console.status("starting") as spinner,
         start_bench(settings, options.token_ms / 1000, spinner) as bench,
     ):
