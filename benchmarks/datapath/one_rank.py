@@ -27,6 +27,7 @@ from forage_common.telemetry.health import Health
 from forage_common.v1.packed_pb2 import PackedGroup
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
 from forage_trainer.checkpoints.kept_groups import KeptGroups
+from forage_trainer.columns.arrived import decode_group
 from forage_trainer.columns.decoder import GroupDecoder
 from forage_trainer.data.batcher import Batch
 from forage_trainer.data.digests import digest_tokens
@@ -154,9 +155,19 @@ def run_before(rank: int, size: int, plain: list[bytes], folder: Path) -> dict[s
     return {"seconds": clock.seconds, "held": len(matrices) if rank == 0 else 0}
 
 
+def warm_up() -> None:
+    """Build a small input: the first jagged tensor of a process imports PyTorch's compiler, which takes seconds."""
+    algorithm = AlgorithmSettings()
+    groups = [decode_group(PackedGroup.FromString(one)) for one in made.make_groups(1, 2, 1000)[1]]
+    tensors = build_step_tensors(select_trajectories(groups, algorithm), 0, 1, 0, algorithm)
+    assert tensors is not None
+    torch.nested.to_padded_tensor(build_share(tensors, [0, 1], 0, 1)["rollout_log_probs"], padding=0.0)
+
+
 def main(way: str, groups: int, samples: int, tokens: int, folder: Path) -> None:
     processes = Processes.join(600, folder / "columns")
     rank = processes.rank
+    warm_up()
     plain, packed = made.make_groups(groups, samples, tokens) if rank == 0 else ([], [])
     sizes = {"plain_bytes": sum(map(len, plain)), "packed_bytes": sum(map(len, packed))}
     (packed if way == "before" else plain).clear()

@@ -14,6 +14,7 @@ from forage_common.settings import load_settings
 from forage_common.streams.client import Entry
 from forage_common.v1.trajectory_pb2 import Prompt
 from forage_trainer.checkpoints.pending import PendingSteps
+from forage_trainer.columns.arrived import encode_group
 from forage_trainer.data.batcher import Batch, BatchTimeoutError
 from forage_trainer.data.places import Place, place_of
 from forage_trainer.data.selection import select_trajectories
@@ -192,7 +193,7 @@ def test_a_restart_goes_on_with_what_no_durable_step_has_taken(
     again = bench("trainer.batching=ready", "trainer.max_staleness=1")
     again.feeder.settled.load_state_dict(state)
     assert again.batcher.start(1) == SIZE, "the groups of step 2 are still there"
-    assert take(again, 2).groups == second.groups
+    assert list(map(encode_group, take(again, 2).groups)) == list(map(encode_group, second.groups))
     rollout.claim()
     assert sorted(rollout.asked) == list_positions(3), "nothing else was issued again"
 

@@ -20,6 +20,7 @@ from forage_common.v1.trajectory_pb2 import Role, Span
 
 _LEVEL = 3
 _MOST_VALUES = 2**26
+_PROMPT, _MODEL, _ENV = Role.ROLE_PROMPT, Role.ROLE_MODEL, Role.ROLE_ENV  # looking them up costs as much as their use
 Ints: TypeAlias = npt.NDArray[np.int32]
 Words: TypeAlias = npt.NDArray[np.uint32]
 
@@ -59,11 +60,11 @@ def derive_marks(spans: Sequence[Span]) -> tuple[Runs, Runs] | None:
     mask, turn_ids = Runs(), Runs()
     turn = 0
     for span in spans:
-        if span.role == Role.ROLE_PROMPT and not mask.lengths:
+        if span.role == _PROMPT and not mask.lengths:
             continue
-        if span.role not in (Role.ROLE_MODEL, Role.ROLE_ENV) or span.end < span.begin:
+        if span.role not in (_MODEL, _ENV) or span.end < span.begin:
             return None
-        is_sampled = span.role == Role.ROLE_MODEL
+        is_sampled = span.role == _MODEL
         turn += is_sampled
         for runs, value in ((mask, int(is_sampled)), (turn_ids, turn if is_sampled else -1)):
             runs.values.append(value)
