@@ -37,6 +37,8 @@ def caller() -> Iterator[Any]:
         cluster = ScriptedCluster(Settings())
         try:
             cluster.start()
-            yield cluster.get_handle("Dispatcher")
+            handle = cluster.get_handle("Dispatcher")
+            handle.connect.remote(REPLICAS).result(timeout_s=200)  # before, all go to the first that is there
+            yield handle
         finally:
             cluster.stop(5.0)

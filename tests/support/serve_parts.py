@@ -128,6 +128,12 @@ class CallerDeployment:
                 self._pool, _ = await open_pool(self._handle, releases=True)
         return self._pool
 
+    async def connect(self, replicas: int) -> None:
+        engines = await self.engines()
+        async with asyncio.timeout(60):
+            while engines.counts.engine_links < replicas:
+                await asyncio.sleep(0.01)
+
     async def many(self, names: list[str], tokens: int) -> list[int]:
         engines = await self.engines()
         requests = [Request([1, 2], tokens, 0.5, 0.9, 7, 11, ("</x>",), 2, name) for name in names]
