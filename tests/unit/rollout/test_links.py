@@ -182,6 +182,15 @@ async def test_the_first_requests_have_the_choice_among_all_replicas() -> None:
         await pool.close()
 
 
+async def test_an_agent_that_has_all_its_replies_knows_of_no_load() -> None:
+    """They ended in one turn of the engine's event loop, as those of a batch do."""
+    async with serve(SamplingEngine(delay_s=0.05)) as (server, door):
+        link = await EngineLink.connect(door)
+        await asyncio.gather(*(link.generate(ask(number)) for number in range(30)))
+        assert (link.others, link.in_progress, server.in_progress) == (0, 0, 0)
+        link.abort()
+
+
 async def test_an_agent_without_the_key_is_turned_away_and_counted() -> None:
     before = REFUSED.labels(WIRE, "wrong_token")._value.get()
     async with serve(SamplingEngine()) as (server, door):

@@ -102,6 +102,7 @@ class _AgentConnection(FrameConnection):
         self._nonce = draw_nonce()
         self._is_known = False
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._unanswered: set[int] = set()
         self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -158,12 +159,19 @@ class _AgentConnection(FrameConnection):
             raise FrameError(f"request {number} is in progress already")
         task = self._loop.create_task(work)
         self._tasks[number] = task
+        self._unanswered.add(number)
         self._server.begin()
         task.add_done_callback(lambda _: self._finish(number))
 
     def _finish(self, number: int) -> None:
-        self._server.end()
+        self._count_end(number)
         del self._tasks[number]
+
+    def _count_end(self, number: int) -> None:
+        """Count a request as ended, once: with its reply, so that none that ends beside it counts as load there."""
+        if number in self._unanswered:
+            self._unanswered.remove(number)
+            self._server.end()
 
     async def _generate(self, number: int, body: bytes) -> None:
         try:
@@ -193,4 +201,5 @@ class _AgentConnection(FrameConnection):
         self._reply(Kind.FAILED, number, pack_failure(error))
 
     def _reply(self, kind: Kind, number: int, body: bytes) -> None:
-        self.send(kind, number, LOAD.pack(self._server.in_progress - 1) + body)
+        self._count_end(number)
+        self.send(kind, number, LOAD.pack(self._server.in_progress) + body)
