@@ -118,13 +118,13 @@ def test_config_check_accepts_the_output_of_config_show_and_warns_of_a_small_red
     model = f"model.path={repository}/models/tiny-policy"
     shown = run_forage("config", "show", *files, model, f"data.corpus={tmp_path}/world/corpus.jsonl")
     (tmp_path / "s.yaml").write_text(shown.stdout)
-    redis.Redis.from_url(redis_server.url).config_set("maxmemory", "5mb")
+    redis.Redis.from_url(redis_server.url).config_set("maxmemory", "4mb")
     StreamClient(redis_server, "default").declare_environments({"world_facts": "single_turn"})
     arguments = ["-c", str(tmp_path / "s.yaml"), f"redis.url={redis_server.url}", "run.id=default"]
     checked = run_forage("config", "check", *arguments, "rollout.environments.typo.name=search")
     assert checked.returncode == 0, checked.stderr
     assert "Redis: groups take up to" in checked.stdout
-    assert "warning: Redis has a maxmemory of 5 MiB" in checked.stderr
+    assert "warning: Redis has a maxmemory of 4 MiB" in checked.stderr
     assert "warning: rollout.environments.typo is for a data source that no question has" in checked.stderr
     assert "'world_facts' gets the environment 'single_turn' from the rollout service" in checked.stderr
 

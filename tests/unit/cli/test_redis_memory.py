@@ -97,13 +97,13 @@ def test_a_server_without_a_limit_has_room(settings: Settings) -> None:
 
 def test_a_server_that_is_too_small_or_not_durable_is_named(settings: Settings) -> None:
     server = redis.Redis.from_url(settings.redis.url)
-    server.config_set("maxmemory", "200mb")
+    server.config_set("maxmemory", "100mb")
     server.config_set("appendfsync", "no")
     durable, limit, maxmemory = check_redis(settings)
     assert "set appendfsync always" in durable
-    assert "redis.max_stream_bytes is 100 MiB, and groups take up to" in limit
+    assert "redis.max_stream_bytes is 50 MiB, and groups take up to" in limit
     assert "saves checkpoints more often than trainer.save_freq" in limit
-    assert "Redis has a maxmemory of 200 MiB" in maxmemory
+    assert "Redis has a maxmemory of 100 MiB" in maxmemory
     wanted = maxmemory.rpartition(" ")[2]
     assert wanted == f"{-(-estimate_stream_memory(settings).maxmemory // 2**20)}mb"
     server.config_set("maxmemory", wanted)
