@@ -1,16 +1,18 @@
 """`make bench-hardened`: the demo with and without `security.profile=hardened`; a table, then one JSON object.
 
-The baseline is the default profile. The two demos of a pair have the same seed and run side by side: the speed of a
-machine that others share changes by more from minute to minute than the profile costs, and so both see the same of it.
-A step's seconds are the mean over the steps that a run did while both were training, without the first ones. Seconds of
-CPU are those of all processes of a run. A ratio is the median over the pairs, and above 1 a cost. Waits of one demo are
-filled by the other's work: it shows costs of processor time, not of latency.
+The baseline is the default profile. The two demos of a pair have the same seed, so they sample and train nearly the
+same tokens (`tokens_ratio`), and run one after the other, in every second pair the hardened one first: a machine that
+others share changes its speed from minute to minute. A step's seconds are their mean without the first ones; `update`
+is the part of them that is arithmetic of the trainer alone, which the profile does not touch, and so shows how fast the
+machine was. Seconds of CPU are those of all processes of a run. A ratio is the geometric mean over the pairs, with its
+standard error; above 1 it is a cost.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -25,10 +27,9 @@ from rich.table import Table
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / "runs/bench-hardened"
-PORTS = {"default": 21_600, "hardened": 22_600}
-"""Profile → first port of its services."""
-RATIOS = ("step_s", "cpu_s", "minutes")
-COLUMNS = ("seed", "profile", "step_s", "steps", "cpu_s", "minutes", "em_before", "em_after", "groups_lost")
+PROFILES = ("default", "hardened")
+RATIOS = ("step_s", "step_over_update", "tokens", "cpu_s", "minutes")
+COLUMNS = ("seed", "profile", "step_s", "update_s", "cpu_s", "minutes", "em_before", "em_after", "groups_lost")
 WARM = 2
 """Steps at the start that are not timed: caches and connections are still cold."""
 _SAMPLE_S = 0.5
@@ -36,18 +37,19 @@ _SAMPLE_S = 0.5
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=3, help="runs of each profile")
-    parser.add_argument("--steps", type=int, default=30, help="optimizer steps of a run; 0: the demo's own")
+    parser.add_argument("--pairs", type=int, default=4, help="runs of each profile")
+    parser.add_argument("--steps", type=int, default=25, help="optimizer steps of a run; 0: the demo's own")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first pair")
     parser.add_argument("settings", nargs="*", help="overrides of both profiles")
     arguments = parser.parse_args()
     steps = [f"trainer.total_training_steps={arguments.steps}"] if arguments.steps else []
     rows: list[dict[str, Any]] = []
     for pair in range(arguments.pairs):
-        rows += run_pair(arguments.seed + pair, [*steps, *arguments.settings])
+        for profile in PROFILES if pair % 2 == 0 else PROFILES[::-1]:
+            rows.append(Demo(profile, arguments.seed + pair, [*steps, *arguments.settings]).run())
         shown = ", ".join(f"{row['profile']} {row['step_s']:.3f} s" for row in rows[-2:])
         print(f"pair {pair + 1} of {arguments.pairs}, a step: {shown}", file=sys.stderr)
-    table = Table(title="the demo with everything on, and as it is by default, side by side")
+    table = Table(title="the demo as it is by default, and with everything on")
     for column in COLUMNS:
         table.add_column(column, justify="right")
     for row in rows:
@@ -73,8 +75,7 @@ class Demo:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log = self.folder / "demo.log"
         command = [f"{REPOSITORY}/.venvs/cli/bin/forage", "demo", "--no-console", "--seed", str(self.seed)]
-        command += ["--base-port", str(PORTS[self.profile]), f"run.dir={self.folder}"]
-        command += [f"security.profile={self.profile}", *self.settings]
+        command += [f"run.dir={self.folder}", f"security.profile={self.profile}", *self.settings]
         with self.log.open("w") as output:
             self.process = psutil.Popen(command, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT)
 
@@ -90,57 +91,49 @@ class Demo:
                 continue
         return True
 
-    def read_steps(self) -> list[tuple[float, float]]:
-        """(end in seconds since 1970, seconds) of each step that is timed."""
-        lines = [json.loads(line) for line in (self.folder / "latest/metrics.jsonl").read_text().splitlines()]
-        return [(line["time"], line["seconds"]["total"]) for line in lines[WARM:]]
-
-    def describe(self, steps: list[tuple[float, float]], begin: float, end: float) -> dict[str, Any]:
-        """Its row of the table, by those of its steps that are within that time."""
+    def run(self) -> dict[str, Any]:
+        """Wait for its end; returns its row of the table."""
+        try:
+            while self.sample():
+                time.sleep(_SAMPLE_S)
+        finally:
+            if self.process.poll() is None:
+                self.process.terminate()
+        if self.process.wait():
+            sys.exit(f"the demo of the profile {self.profile} with seed {self.seed} failed: see {self.log}")
         summary = json.loads((self.folder / "latest/summary.json").read_text())
-        seconds = [taken for ended, taken in steps if begin <= ended - taken and ended <= end]
-        times = {"step_s": statistics.mean(seconds), "steps": len(seconds), "cpu_s": sum(self.cpu.values())}
-        return {**summary, **times, "seed": self.seed, "profile": self.profile}
-
-
-def run_pair(seed: int, settings: list[str]) -> list[dict[str, Any]]:
-    """Run a demo of each profile side by side; returns their rows of the table."""
-    demos = [Demo(profile, seed, settings) for profile in PORTS]
-    try:
-        while any([demo.sample() for demo in demos]):
-            time.sleep(_SAMPLE_S)
-    finally:
-        for demo in demos:
-            if demo.process.poll() is None:
-                demo.process.terminate()
-    for demo in demos:
-        if demo.process.wait():
-            sys.exit(f"the demo of the profile {demo.profile} with seed {seed} failed: see {demo.log}")
-    timed = [demo.read_steps() for demo in demos]
-    begin = max(steps[0][0] - steps[0][1] for steps in timed)
-    end = min(steps[-1][0] for steps in timed)
-    return [demo.describe(steps, begin, end) for demo, steps in zip(demos, timed, strict=True)]
+        lines = [json.loads(line) for line in (self.folder / "latest/metrics.jsonl").read_text().splitlines()][WARM:]
+        step_s, update_s = (statistics.mean(line["seconds"][part] for line in lines) for part in ("total", "update"))
+        times = {"step_s": step_s, "update_s": update_s, "step_over_update": step_s / update_s}
+        work = {"cpu_s": sum(self.cpu.values()), "tokens": sum(line["tokens"] for line in lines)}
+        return {**summary, **times, **work, "seed": self.seed, "profile": self.profile}
 
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The figures."""
     by_run = {(row["seed"], row["profile"]): row for row in rows}
     seeds = sorted({row["seed"] for row in rows})
-    ratios = {
-        name: [by_run[seed, "hardened"][name] / by_run[seed, "default"][name] for seed in seeds] for name in RATIOS
+    logs = {
+        name: [math.log(by_run[seed, "hardened"][name] / by_run[seed, "default"][name]) for seed in seeds]
+        for name in RATIOS
     }
     gains = {
         profile: statistics.median(row["em_after"] - row["em_before"] for row in rows if row["profile"] == profile)
-        for profile in PORTS
+        for profile in PROFILES
     }
     return {
-        **{f"{name}_ratio": round(statistics.median(ratios[name]), 4) for name in RATIOS},
-        "step_s_ratios": [round(ratio, 4) for ratio in ratios["step_s"]],
-        "cpu_s_ratios": [round(ratio, 4) for ratio in ratios["cpu_s"]],
+        **{f"{name}_ratio": round(math.exp(statistics.mean(logs[name])), 4) for name in RATIOS},
+        **{f"{name}_error": measure_error(logs[name]) for name in RATIOS},
+        **{f"{name}_ratios": [round(math.exp(log), 4) for log in logs[name]] for name in RATIOS},
         "em_gain": {profile: round(gain, 4) for profile, gain in gains.items()},
         "groups_lost": sum(row["groups_lost"] for row in rows),
         "groups_duplicated": sum(row["groups_duplicated"] for row in rows),
     }
+
+
+def measure_error(logs: list[float]) -> float | None:
+    """Standard error of their mean."""
+    return round(statistics.stdev(logs) / math.sqrt(len(logs)), 4) if len(logs) > 1 else None
 
 
 if __name__ == "__main__":

@@ -230,6 +230,13 @@ def test_the_health_check_of_the_images_needs_no_certificate(
     assert run("/readyz") != 0
 
 
+def test_plain_text_reads_no_authorities() -> None:
+    """Whoever asks for health does so every two seconds, with a client of its own."""
+    context = make_client_context(TlsSettings())
+    assert context.verify_mode == ssl.CERT_REQUIRED
+    assert context.cert_store_stats()["x509_ca"] == 0
+
+
 def test_other_failures_are_not_explained_as_tls() -> None:
     assert handshakes.explain_tls(ConnectionRefusedError("refused")) == ""
     assert handshakes.explain_tls(None) == ""
