@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import plan
+from processor_time import ProcessorTime
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
@@ -48,7 +49,9 @@ SAMPLES = 8
 SLOTS = 64
 """Requests that the engine runs at once."""
 IN_FLIGHT = 4 * SLOTS
-"""Trajectories that the service runs at once by its defaults."""
+"""Trajectories that the service runs at once at most, by its defaults."""
+LEAD = IN_FLIGHT // SAMPLES
+"""Groups that are not counted, first and last."""
 BATCHES = (SLOTS, IN_FLIGHT)
 """Rows of a lock-step batch."""
 UPDATES = 5
@@ -136,9 +139,8 @@ def measure_hf_generate(common: list[str], prompts: int, log: Path) -> float:
 
 def measure_service(service: Service, prompts: int, number: int) -> float:
     """Measure tokens a second at the limit of trajectories in flight, without the first and the last groups."""
-    lead = IN_FLIGHT // SAMPLES
-    done = service.run(plan.list_uids(prompts + 2 * lead, number), SAMPLES)
-    return done.compute_rate(lead - 1, prompts + lead - 1)
+    done = service.run(plan.list_uids(prompts + 2 * LEAD, number), SAMPLES)
+    return done.compute_rate(LEAD - 1, prompts + LEAD - 1)
 
 
 def measure_busy_share(service: Service, prompts: int, number: int) -> float:
@@ -202,6 +204,7 @@ class Bench:
         self.service, self.engine, self.retriever = service, engine, retriever
         self.prompts = prompts
         self.rates: dict[str, list[float]] = {}
+        self.times = ProcessorTime()
         self._numbers = itertools.count(1)
 
     def round(self, spinner: Status, title: str) -> None:
@@ -215,7 +218,12 @@ class Bench:
         for name, delay, way in ways:
             spinner.update(f"{title}: {name}")
             self.retriever.delay_s = delay / 1000
-            self.rates.setdefault(name, []).append(way())
+            with self.times.measure(name, SAMPLES * self._count_prompts(name)):
+                rate = way()
+            self.rates.setdefault(name, []).append(rate)
+
+    def _count_prompts(self, way: str) -> int:
+        return self.prompts + 2 * LEAD * way.startswith("service")
 
     def next_pass(self) -> int:
         """Return the number of another pass over the plan."""
@@ -271,7 +279,7 @@ def main() -> None:
         spinner.update("stopping")
         stack.close()
         policies = measure_queue_policies(logs / "queue_policies.log")
-    report(console, bench.rates, prompts, busy, pauses, policies, orders)
+    report(console, bench, prompts, busy, pauses, policies, orders)
 
 
 def report_policies(console: Console, policies: dict[str, Any]) -> None:
@@ -297,16 +305,27 @@ def report_orders(console: Console, orders: dict[str, dict[str, float]]) -> None
     console.print(table)
 
 
+def report_processor_time(console: Console, spent: dict[str, dict[str, float]]) -> None:
+    """Print what each part takes at the shortest delay, by way."""
+    ways = [way for way in spent if not way.endswith(tuple(f", {delay} ms" for delay in DELAYS_MS[1:]))]
+    table = Table(title="processor time: milliseconds a trajectory")
+    for column in ("part", *ways):
+        table.add_column(column, justify="left" if column == "part" else "right")
+    for part in dict.fromkeys(part for way in ways for part in spent[way]):
+        table.add_row(part, *(f"{spent[way].get(part, 0.0):.1f}" for way in ways))
+    console.print(table)
+
+
 def report(
     console: Console,
-    rates: dict[str, list[float]],
+    bench: Bench,
     prompts: int,
     busy: float,
     pauses: list[float],
     policies: dict[str, Any],
     orders: dict[str, dict[str, float]],
 ) -> None:
-    trajectories = plan.list_rows(plan.list_uids(prompts, 0), SAMPLES)
+    rates, trajectories = bench.rates, plan.list_rows(plan.list_uids(prompts, 0), SAMPLES)
     each = statistics.mean(sum(row.lengths) for row in trajectories)
     turns = statistics.mean(len(row.lengths) for row in trajectories)
     table = Table(title=f"rollout: trajectories of {turns:.1f} turns and {each:.0f} sampled tokens")
@@ -323,6 +342,7 @@ def report(
         rate = statistics.median(per_round)
         table.add_row(name, f"{rate / each:.1f}", f"{rate:.0f}", f"{compute_ratio(name, 'ideal'):.2f}")
     console.print(table)
+    report_processor_time(console, bench.times.summarize())
     report_policies(console, policies)
     report_orders(console, orders)
     weighted = {way: one["wait_per_token_s"] for way, one in policies["measured"].items()}

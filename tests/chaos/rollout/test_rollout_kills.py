@@ -1,4 +1,7 @@
-"""Engine, dispatcher and Redis are killed -9 under load, an engine is frozen: every group is written exactly once."""
+"""Engine, dispatcher and Redis are killed -9 under load, an engine is frozen: every group is written exactly once.
+
+An engine that dies has 200 trajectories or more in flight on the service: no group of theirs starts again.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,27 @@ from pathlib import Path
 
 import psutil
 import pytest
-from rollout_parts import ADDRESSES, Services, build_prompt, list_waiting, publish, take, wait_until, write_small_corpus
+from prometheus_client.parser import text_string_to_metric_families
+from rollout_parts import (
+    ADDRESSES,
+    Services,
+    build_prompt,
+    get,
+    list_waiting,
+    publish,
+    take,
+    wait_until,
+    write_small_corpus,
+)
 
 from forage_common.settings import RedisSettings
 from forage_common.streams.client import StreamClient
 from forage_common.v1.trajectory_pb2 import Status, TrajectoryGroup
 
 pytestmark = [pytest.mark.timeout(1200)]
-GROUPS = 24
+GROUPS, SAMPLES = 32, 8
+IN_FLIGHT = 200
+"""Trajectories at least, when an engine is killed."""
 ENGINES = 2
 
 
@@ -43,7 +59,7 @@ class Load:
     def issue(self) -> None:
         self.batch += 1
         for position in range(GROUPS):
-            self._streams.issue(build_prompt(position, self.batch, 0))
+            self._streams.issue(build_prompt(position, self.batch, 0, samples=SAMPLES))
 
     def take(self, count: int) -> None:
         groups = take(self._streams, count)
@@ -54,16 +70,16 @@ class Load:
         """Kill something in the middle of a batch.
 
         Args:
-            kill: returns the process that must go.
+            kill: waits for its moment; returns the process that must go.
             is_complete: whether everything runs.
 
         Returns:
             Seconds until another group comes out, and until the process is gone and everything runs.
         """
         self.issue()
-        self.take(GROUPS // 4)
         victim = kill()
         begin = time.monotonic()
+        self.taken += take(self._streams, GROUPS, 0.01)  # those that were there before
         self.take(1)
         flows = time.monotonic() - begin
         wait_until(lambda: is_gone(victim) and is_complete())
@@ -97,6 +113,13 @@ def read_title(process: psutil.Process) -> str:
         return ""
 
 
+def read_metric(health: str, name: str) -> float:
+    """The sum of a metric's samples, which the service renews about once a second; 0 before there is a page."""
+    status, text = get(health, "/metrics")
+    families = text_string_to_metric_families(text) if status == 200 else ()
+    return sum(sample.value for family in families for sample in family.samples if sample.name == name)
+
+
 def is_gone(process: psutil.Process) -> bool:
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
@@ -117,9 +140,12 @@ def test_every_group_is_written_exactly_once_after_every_kill(
     addresses = {f"{name}_address": free_address() for name in ADDRESSES}
     common = [f"{name}={address}" for name, address in addresses.items()]
     common += [f"redis.url={redis_server.url}", "redis.reclaim_idle_s=3", "run.id=e2e", f"run.dir={tmp_path}/runs"]
-    common += [f"model.path={model}", f"data.corpus={corpus}", "retriever.mode=bm25", "rollout.n=4"]
+    common += [f"model.path={model}", f"data.corpus={corpus}", "retriever.mode=bm25", f"rollout.n={SAMPLES}"]
     common += [f"rollout.engine_replicas.min={ENGINES}", f"rollout.engine_replicas.max={ENGINES}"]
-    common += ["rollout.engine.hang_timeout_s=10", "rollout.max_groups_in_flight=12"]
+    # Each engine has room for all that is in flight, so that the dispatcher claims it without a wait.
+    common += ["rollout.engine.hang_timeout_s=10", "rollout.engine.max_num_seqs=128"]
+    common += ["rollout.dispatcher_replicas.max=1", "rollout.trajectory_timeout_s=300"]
+    health = addresses["rollout.health_address"]
     services.start("reward", *common)
     services.start("retriever", *common, f"retriever.cache_dir={tmp_path}/cache")
     service = services.start("rollout", *common).pid
@@ -137,10 +163,11 @@ def test_every_group_is_written_exactly_once_after_every_kill(
         if not len(engines) == len(cores) == ENGINES or len(dispatchers) != 1:
             return False
         serving = set(streams.read_replicas()) - known
-        return len(serving) >= awaited and list_waiting(addresses["rollout.health_address"]) == set()
+        return len(serving) >= awaited and list_waiting(health) == set()
 
     def choose_engine() -> psutil.Process:
         nonlocal known, awaited
+        wait_until(lambda: read_metric(health, "forage_rollout_samples_in_flight") >= IN_FLIGHT)
         known, awaited = set(streams.read_replicas()), 1
         return list_replicas(service, "Engine")[0]
 
@@ -162,6 +189,7 @@ def test_every_group_is_written_exactly_once_after_every_kill(
         return victim
 
     def kill_dispatcher() -> psutil.Process:
+        load.take(GROUPS // 4)
         (victim,) = list_replicas(service, "Dispatcher")
         victim.kill()
         return victim
@@ -169,6 +197,7 @@ def test_every_group_is_written_exactly_once_after_every_kill(
     restarted: list[subprocess.Popen[bytes]] = []
 
     def kill_redis() -> psutil.Process:
+        load.take(GROUPS // 4)
         port = int(redis_server.url.rpartition(":")[2].partition("/")[0])
         (pid,) = {c.pid for c in psutil.net_connections("tcp") if c.laddr.port == port and c.status == "LISTEN"}
         victim = psutil.Process(pid)
@@ -180,16 +209,23 @@ def test_every_group_is_written_exactly_once_after_every_kill(
         return victim
 
     try:
-        for name, kill in (
-            ("an engine replica", kill_engine),
-            ("an engine's core", partial(signal_core, signal.SIGKILL)),
-            ("an engine's core (frozen)", partial(signal_core, signal.SIGSTOP)),
-            ("the dispatcher", kill_dispatcher),
-            ("Redis, for 2 s", kill_redis),
+        for name, kill, is_engine in (
+            ("an engine replica", kill_engine, True),
+            ("an engine's core", partial(signal_core, signal.SIGKILL), True),
+            ("an engine's core (frozen)", partial(signal_core, signal.SIGSTOP), True),
+            ("the dispatcher", kill_dispatcher, False),
+            ("Redis, for 2 s", kill_redis, False),
         ):
-            times = load.strike(kill, is_complete)
+            before = read_metric(health, "forage_rollout_generations_repeated_total")
+            found = load.strike(kill, is_complete)
+            if is_engine:
+                lost = read_metric(health, "forage_rollout_generations_repeated_total") - before
+                assert 0 < lost <= GROUPS * SAMPLES
+                assert read_metric(health, "forage_rollout_runs_repeated_total") == 0, "a group started again"
+                assert read_metric(health, "forage_rollout_groups_reclaimed_total") == 0
+                found["generations_lost"] = lost
             with capsys.disabled():
-                sys.stdout.write(f"\nkilled {name}: {json.dumps(times)}\n")
+                sys.stdout.write(f"\nkilled {name}: {json.dumps(found)}\n")
         assert take(streams, 1, 5.0) == [], "a group came out a second time"
         assert sorted((group.batch, group.position) for group in load.taken) == load.expected
         assert streams.count_backlog(streams.prompts) == 0
