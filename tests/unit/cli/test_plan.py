@@ -483,7 +483,7 @@ def test_what_cannot_be_planned_is_a_sentence(overrides: list[str], words: str, 
 
 
 def test_groups_that_redis_cannot_hold_are_saved_more_often() -> None:
-    settings = build(trainer__save_freq=64, rollout__n=64, data__train_batch_size=512, trainer__n_gpus_per_node=4)
+    settings = build(trainer__save_freq=64, rollout__n=64, data__train_batch_size=2048, trainer__n_gpus_per_node=4)
     request = Request(KNOWN["Qwen2.5-3B"], H100, host=60 * GIB)
     assert "of the machine's memory" in make_plan(settings, request).problems[-1]
     (remedy,) = find_remedies(settings, request)

@@ -123,7 +123,8 @@ async def test_a_malformed_reply_is_an_internal_error(
     make_agent: MakeAgent, library: Library, char_codec: Any, status: int, body: bytes, expected: int
 ) -> None:
     library.status, library.body = status, body
-    group = await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run_group(build_prompt(samples=1))
+    agent = make_agent(ScriptedEngine(char_codec(), SEARCHING), retrieve_timeout_s=10.0)
+    group = await agent.run_group(build_prompt(samples=1))
     assert group.trajectories[0].status == expected
     assert len(group.trajectories[0].turns) == 1
 

@@ -84,11 +84,9 @@ class EnginePool:
 
     async def wait_for_links(self) -> None:
         """Return once a connection to each replica was tried, or after two seconds: then the first have the choice."""
-        attempts = [asyncio.create_task(replica.tried.wait()) for replica in self._replicas.values()]
-        if attempts:
-            await asyncio.wait(attempts, timeout=_FIRST_S)  # wait: has a time limit
-            for attempt in attempts:
-                attempt.cancel()
+        tried = asyncio.gather(*(replica.tried.wait() for replica in self._replicas.values()))  # wait: has a time limit
+        with suppress(TimeoutError):
+            await asyncio.wait_for(tried, _FIRST_S)  # wait: has a time limit
 
     async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
         """See `loop.generation.Engine`."""
