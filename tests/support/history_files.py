@@ -28,6 +28,7 @@ class Story:
     """The operations of a run; none overlap."""
 
     events: list[Event] = field(default_factory=list)
+    batching: str = "strict"
 
     def add(self, process: str, kind: str, result: str | None = "ok", **fields: Any) -> Event:
         self.events.append(Event(process, kind, result, fields))
@@ -47,7 +48,7 @@ class Story:
     def write(self, folder: Path) -> Path:
         """Write the folder of the run."""
         (folder / "history").mkdir(parents=True)
-        trainer = {"total_training_steps": STEPS, "max_staleness": MAX_STALENESS}
+        trainer = {"total_training_steps": STEPS, "max_staleness": MAX_STALENESS, "batching": self.batching}
         settings = {"data": {"train_batch_size": BATCH_SIZE}, "trainer": trainer}
         (folder / "settings.yaml").write_text(yaml.safe_dump(settings))
         lines: dict[str, list[dict[str, Any]]] = {}
@@ -95,7 +96,7 @@ def tell_story() -> Story:
     def acknowledge(trainer: str, epoch: int, step: int) -> None:
         uids = [place(step, p)["uid"] for p in range(BATCH_SIZE)]
         entries = [f"g{step}{p}" for p in range(BATCH_SIZE)]
-        story.add(trainer, "acknowledge", epoch=epoch, step=step, uids=uids, dropped=[], entries=entries)
+        story.add(trainer, "acknowledge", epoch=epoch, step=step, uids=uids, dropped=[], entries=entries, ends=[step])
 
     story.add("trainer1", "acquire_epoch", epoch=1)
     publish("trainer1", 1, 0)

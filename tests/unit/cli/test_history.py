@@ -335,6 +335,32 @@ def test_data_that_a_test_took_from_the_server_excuses_what_is_done_again(judge:
     assert [violation.rule for violation in judge(story).violations] == ["twice"]
 
 
+def test_what_steps_of_ready_batches_count(judge: Callable[[Story], Report]) -> None:
+    """A step without an answer has counted its groups once a later one has; data that was lost is counted anew."""
+    story = tell_story()
+    story.batching = "ready"
+    assert judge(story).is_complete
+    story.events[story.find("acknowledge", step=2)].result = None
+    report = judge(story)
+    assert (report.violations, report.outstanding) == ((), {})
+    story.events[story.find("acknowledge", step=3)].result = None
+    report = judge(story)
+    assert (report.violations, report.outstanding) == ((), {2: [0, 1], 3: [0, 1]})
+
+    story = tell_story()
+    story.batching = "ready"
+    story.add("test", "lose_data")
+    ways = {2: ([U(4), U(6)], ["g20", "g30"]), 3: ([U(5), U(7)], ["g21", "g31"])}
+    for step, (uids, entries) in ways.items():
+        ends = [2, 3] if step == 3 else []
+        story.add("trainer2", "acknowledge", epoch=2, step=step, uids=uids, dropped=[], entries=entries, ends=ends)
+    assert judge(story).violations == ()
+    story.events.append(story.events.pop(story.find("lose_data")))
+    sentences = [violation.sentence for violation in judge(story).violations]
+    assert f"group {U(6)} counts for steps 3 and 2" in sentences
+    assert "position 0 of batch 3 was settled by steps 3 and 2" in sentences
+
+
 def describe(event: Event) -> str:
     return f"{event.kind} {event.fields}"
 

@@ -82,8 +82,14 @@ class RecordedRun:
 
     @cached_property
     def counted(self) -> set[str]:
-        """The uids that any step counts, as trained on or as dropped."""
-        return {uid for one in self.acknowledged.values() for uid in (*one["uids"], *one["dropped"])}
+        """The uids that any step counts, as trained on or as dropped.
+
+        Also of a step whose acknowledgement has no known result, but that of a later one has: so it happened.
+        """
+        known, last = self.acknowledged, max(self.acknowledged, default=0)
+        found = [one for one in self.acknowledgements if one.happened]
+        found += [one for one in self.acknowledgements if one["step"] < last and one["step"] not in known]
+        return {uid for one in found for uid in (*one["uids"], *one["dropped"])}
 
     @property
     def outstanding(self) -> dict[int, list[int]]:
@@ -139,7 +145,10 @@ def _find_twice(run: RecordedRun) -> Iterator[Violation]:
         for uid, times in Counter(one["uids"]).items():
             if times > 1:
                 yield Violation("twice", f"step {one['step']} counts group {uid} {times} times", (one,))
-            if (owner := owners.setdefault(uid, one))["step"] != one["step"]:
+            owner = owners.get(uid, one)
+            if owner["step"] == one["step"] or run.was_lost(owner, one):
+                owners[uid] = one
+            else:
                 steps = f"steps {owner['step']} and {one['step']}"
                 yield Violation("twice", f"group {uid} counts for {steps}", (owner, one))
         if run.is_strict:
@@ -167,13 +176,15 @@ def _find_twice(run: RecordedRun) -> Iterator[Violation]:
 def _find_settled_twice(run: RecordedRun) -> Iterator[Violation]:
     """Whichever step settles a place, no other does, and none does with two groups."""
     settled: dict[tuple[int, int], tuple[str, Operation]] = {}
-    for one in run.acknowledged.values():
-        for uid in {*one["uids"], *one["dropped"]}:
+    for one in run.acknowledgements:
+        for uid in {*one["uids"], *one["dropped"]} if one.happened else ():
             place = run.places.get(uid)
             if place is None:
                 continue
-            other, first = settled.setdefault(place, (uid, one))
-            if (other, first["step"]) != (uid, one["step"]):
+            other, first = settled.get(place, (uid, one))
+            if (other, first["step"]) == (uid, one["step"]) or run.was_lost(first, one):
+                settled[place] = uid, one
+            else:
                 what = f"position {place[1]} of batch {place[0]} was settled by steps {first['step']} and {one['step']}"
                 yield Violation("twice", what, (first, one))
 
