@@ -12,8 +12,9 @@ from typing import Any
 
 import yaml
 
-from forage_cli.runs.history_rules import RULES, Limits, RecordedRun, Violation
+from forage_cli.runs.history_rules import RULES, Violation
 from forage_cli.runs.operations import RESULTS, History, read_history
+from forage_cli.runs.recorded_run import Limits, RecordedRun
 
 
 @dataclass(frozen=True)

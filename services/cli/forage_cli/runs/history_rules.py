@@ -9,19 +9,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import combinations, pairwise
-from typing import Any
 
-from forage_cli.runs.operations import History, Operation
+from forage_cli.runs.operations import Operation
+from forage_cli.runs.recorded_run import TRAINING, Place, RecordedRun, place_of
 
-TRAINING = "trajectories"
-"""The stream of groups that are trained on; those of validations have other names."""
 PROMPTS = "prompts"
-LOSS = "lose_data"
-"""What a test records when it takes data from the server: rules of a durable server do not hold across it."""
 _OF_TRAINER = ("issue", "claim_groups", "reclaim_groups", "acknowledge", "discard", "close_replies", "publish")
-Place = tuple[str, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -31,81 +25,6 @@ class Violation:
     rule: str
     sentence: str
     operations: tuple[Operation, ...]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the settings of the run say; None where they are not known."""
-
-    batch_size: int | None = None
-    total_steps: int | None = None
-    max_staleness: int | None = None
-    batching: str = "strict"
-
-
-class RecordedRun:
-    """The operations of a run by what they are about."""
-
-    def __init__(self, history: History, limits: Limits) -> None:
-        self.limits = limits
-        self.operations = history.operations
-        self.losses = history.select(LOSS)
-        self.publishes, self.loads = history.select("publish"), history.select("load")
-        self.serves = history.select("serve")
-        self.acknowledgements = history.select("acknowledge")
-        self.finishes = history.select("finish")
-        self.removals = history.select("discard", "reject")
-        self.acquisitions = [one for one in history.select("acquire_epoch") if one.happened]
-        self.issues: dict[Place, list[Operation]] = defaultdict(list)
-        self.is_strict = limits.batching == "strict"
-        self.positions: dict[int, dict[str, int]] = defaultdict(dict)
-        self.places: dict[str, tuple[int, int]] = {}
-        """uid → (batch, position)"""
-        for one in self.operations:
-            if one.kind == "issue":
-                if one.may_have_happened:
-                    self.issues[_place(one["stream"], one.fields)].append(one)
-                if one["stream"] == TRAINING:
-                    self.positions[one["batch"]][one["uid"]] = one["position"]
-                    self.places[one["uid"]] = one["batch"], one["position"]
-        self.claims = _index_entries(history.select("claim_prompts", "take_over_prompts", "reclaim_prompts"))
-        self.takes = _index_entries(history.select("claim_groups", "reclaim_groups"))
-
-    @cached_property
-    def acknowledged(self) -> dict[int, Operation]:
-        """Step → its first acknowledgement that happened."""
-        found: dict[int, Operation] = {}
-        for one in self.acknowledgements:
-            if one.happened:
-                found.setdefault(one["step"], one)
-        return found
-
-    @cached_property
-    def counted(self) -> set[str]:
-        """The uids that any step counts, as trained on or as dropped.
-
-        Also of a step whose acknowledgement has no known result, but that of a later one has: so it happened.
-        """
-        known, last = self.acknowledged, max(self.acknowledged, default=0)
-        found = [one for one in self.acknowledgements if one.happened]
-        found += [one for one in self.acknowledgements if one["step"] < last and one["step"] not in known]
-        return {uid for one in found for uid in (*one["uids"], *one["dropped"])}
-
-    @property
-    def outstanding(self) -> dict[int, list[int]]:
-        """Batch → positions that were issued and are not acknowledged."""
-        last = max(self.acknowledged, default=0) if self.is_strict else 0
-        counted = {self.places.get(uid) for uid in self.counted if not self.is_strict}
-        later = {
-            batch: {position for position in uids.values() if (batch, position) not in counted}
-            for batch, uids in self.positions.items()
-            if batch > last
-        }
-        return {batch: sorted(positions) for batch, positions in sorted(later.items()) if positions}
-
-    def was_lost(self, first: Operation, second: Operation) -> bool:
-        """Whether the server may have lost data between two operations."""
-        return any(not loss.precedes(first) and not second.precedes(loss) for loss in self.losses)
 
 
 def _find_lost(run: RecordedRun) -> Iterator[Violation]:
@@ -225,12 +144,12 @@ def _find_unfounded(run: RecordedRun) -> Iterator[Violation]:
     """What is acknowledged was taken before, what is taken was finished, what is finished was claimed and issued."""
     finishes: dict[Place, list[Operation]] = defaultdict(list)
     for one in run.finishes:
-        place = _place(one["stream"], one.fields)
+        place = place_of(one["stream"], one.fields)
         finishes[place].append(one)
         claims = [
             (claim, entry)
             for claim, entry in run.claims[TRAINING, one["entry"]]
-            if claim.ended_before(one) and _place(entry["stream"], entry) == place and entry["uid"] == one["uid"]
+            if claim.ended_before(one) and place_of(entry["stream"], entry) == place and entry["uid"] == one["uid"]
         ]
         if not one.happened:
             continue
@@ -259,7 +178,9 @@ def _find_unfounded(run: RecordedRun) -> Iterator[Violation]:
             if not takes:
                 yield Violation("unfounded", f"step {step} counts group {uid}, which no trainer took", (one,))
                 continue
-            found = [other for _, group in takes for other in finishes[_place(TRAINING, group)] if other["uid"] == uid]
+            found = [
+                other for _, group in takes for other in finishes[place_of(TRAINING, group)] if other["uid"] == uid
+            ]
             if not any(not take.precedes(other) for other in found for take, _ in takes):
                 sentence = f"step {step} counts group {uid}, which no worker had finished"
                 yield Violation("unfounded", sentence, (takes[0][0], *found, one))
@@ -276,12 +197,12 @@ def _find_foreign(run: RecordedRun) -> Iterator[Violation]:
                 yield Violation("unfounded", f"entry {entry} was discarded, and not taken before", (one,))
     finishes: dict[Place, list[Operation]] = defaultdict(list)
     for one in run.finishes:
-        finishes[_place(one["stream"], one.fields)].append(one)
+        finishes[place_of(one["stream"], one.fields)].append(one)
     for (stream, entry), takes in run.takes.items():
         if stream == TRAINING or (stream, entry) in rejected:  # what is trained on has a rule of its own
             continue
         for take, group in takes[:1]:
-            if not any(not take.precedes(other) for other in finishes[_place(stream, group)]):
+            if not any(not take.precedes(other) for other in finishes[place_of(stream, group)]):
                 yield Violation("unfounded", f"answer {group['uid']} was taken, and not finished before", (take,))
 
 
@@ -360,28 +281,15 @@ def _find_stale(run: RecordedRun) -> Iterator[Violation]:
     for one in run.finishes:
         versions = [version for row in one["versions"] for version, _ in row]
         if versions and one.happened:
-            oldest[_place(one["stream"], one.fields), one["uid"]] = min(versions), one
+            oldest[place_of(one["stream"], one.fields), one["uid"]] = min(versions), one
     for step, done in run.acknowledged.items():
         bound = step - 1 - run.limits.max_staleness
         for entry in done["entries"]:
             for _, group in run.takes[TRAINING, entry][:1]:
-                version, finish = oldest.get((_place(TRAINING, group), group["uid"]), (bound, done))
+                version, finish = oldest.get((place_of(TRAINING, group), group["uid"]), (bound, done))
                 if version < bound:
                     sentence = f"step {step} counts tokens of version {version}, and {bound} is the oldest allowed"
                     yield Violation("stale", sentence, (finish, done))
-
-
-def _place(stream: str, fields: dict[str, Any]) -> Place:
-    return stream, fields["batch"], fields["position"], fields["attempt"]
-
-
-def _index_entries(takes: Iterable[Operation]) -> dict[tuple[str, str], list[tuple[Operation, dict[str, Any]]]]:
-    """(stream, entry id) → the operations that took the entry, and what it was."""
-    found: dict[tuple[str, str], list[tuple[Operation, dict[str, Any]]]] = defaultdict(list)
-    for one in takes:
-        for entry in one["entries"]:
-            found[one.fields.get("stream", TRAINING), entry["entry"]].append((one, entry))
-    return found
 
 
 def _index_policies(operations: Iterable[Operation]) -> dict[tuple[int, int], list[Operation]]:
