@@ -170,7 +170,11 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
 def _acquire_lock(folder: Path, final: Path, report_waiting: Callable[[], None]) -> IO[str] | None:
     reported = False
     while not final.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:  # a file, or a folder that its holder removed between two looks of mkdir
+            if folder.exists() and not folder.is_dir():
+                raise
         with (
             contextlib.ExitStack() as closing,
             contextlib.suppress(FileNotFoundError),
