@@ -141,7 +141,9 @@ class RunStore:
 
     def close(self) -> None:
         """Stop the threads."""
-        self._stop.set()
+        with self._changed:
+            self._stop.set()
+            self._changed.notify_all()
         for thread in list(self._threads.values()):
             thread.join()
 
@@ -182,6 +184,12 @@ class RunStore:
             self._keys.add(file.key)
             self._changed.notify_all()
 
+    def _wait_for_table(self) -> bool:
+        """Whether the table has every file: it comes before the index, because every page needs it."""
+        with self._changed:  # wait: until the other thread has read more, or the store closes
+            self._changed.wait_for(lambda: self._stop.is_set() or not self._list_missing(self._keys), LIST_S)
+            return not self._list_missing(self._keys)
+
     def _index_missing(self) -> None:
         with suppress(OSError, AttributeError):  # elsewhere than on Linux threads have no priority of their own
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
@@ -191,9 +199,7 @@ class RunStore:
             missing = [file for file in self._list_missing(self.texts.done) if file.key not in self._skipped]
             if not missing:
                 return
-            if self._list_missing(self._keys):  # the table comes first: every page needs it
-                with self._changed:
-                    self._changed.wait(LIST_S)  # wait: until the other thread has read more
+            if not self._wait_for_table():
                 continue
             try:
                 self.texts.add(missing[0], self._stop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import shutil
@@ -38,6 +39,7 @@ class Stores:
         self._lock = threading.Lock()
         self._stores: dict[str, RunStore] = {}
         self._database: Database | None = None
+        atexit.register(self.close)  # a thread in DuckDB while Python ends aborts the process
 
     def open(self, run: UPath) -> RunStore:
         """Return the store of a run, with the files that are there now."""
@@ -52,7 +54,8 @@ class Stores:
         return store
 
     def close(self) -> None:
-        """Stop the threads and close the files."""
+        """Stop the threads and close the files; once more does nothing."""
+        atexit.unregister(self.close)
         for store in self._stores.values():
             store.close()
         if self._database is not None:
