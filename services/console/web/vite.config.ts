@@ -26,7 +26,7 @@ export default defineConfig({
     pool: "threads",
     isolate: false,
     restoreMocks: true,
-    testTimeout: 30_000,
+    testTimeout: 300_000,
     unstubGlobals: true,
     css: false,
   },

@@ -23,25 +23,23 @@ def status(
 ) -> None:
     """Show which services run, what each waits for and until when, the served policy and the queues.
 
-    Takes ten seconds at most: a stopped or silent process is named. Exit code 1: a service is not ready, or a process
-    is stopped or silent.
+    Takes twenty seconds at most: a stopped process is named, and so is a service that is silent for fifteen. One that
+    answers after more than two is slow. Exit code 1: a service is not ready, or a process is stopped or silent.
     """
     from forage_cli.local.family import fetch_stacks
-    from forage_cli.local.inspection import inspect_run
+    from forage_cli.local.inspection import inspect_run, open_streams
     from forage_cli.local.stack import STACKS, Program, shift_ports
     from forage_common.clients.health import describe_replica, list_health_urls
     from forage_common.errors import SettingsError, UnavailableError
     from forage_common.settings import load_settings
-    from forage_common.streams.client import StreamClient
 
     console = TextConsole()
     settings = load_settings(find_latest_settings(config), shift_ports(base_port))
     lines: list[str] = []
 
     def read_streams() -> None:
-        quick = settings.redis.model_copy(update={"timeout_s": 1.0})
         try:
-            client = StreamClient(quick, settings.run.id, patience_s=2)
+            client = open_streams(settings)
             policy = client.read_policy()
             replicas = client.read_replicas() if policy is not None else {}
             prompts, groups = client.count_backlog(client.prompts), client.count_backlog(client.trajectories)
@@ -57,7 +55,7 @@ def status(
     table = make_table("service", "state", "process", "address", left=4)
     for program, one in found.items():
         main = next((process for process in one.processes if process.is_main), None)
-        state = Text(one.state, style="green" if one.is_ready and not one.stopped else "yellow")
+        state = Text(one.state, style="green" if one.state == "ready" and not one.stopped else "yellow")
         pid = f"{main.pid}{' stopped' if main.is_stopped else ''}" if main is not None else ""
         table.add_row(program, state, pid, urls[program])
     console.print(table)

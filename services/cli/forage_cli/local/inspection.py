@@ -13,13 +13,14 @@ import httpx
 from forage_cli.local.family import RunProcess, list_processes
 from forage_cli.local.stack import RECORD, Program, list_addresses
 from forage_common.addresses import split_address
-from forage_common.clients.health import ANSWER_S, ServiceHealth, ask_service, list_health_urls, open_client
+from forage_common.clients.health import ANSWER_S, ServiceHealth, ask_service, is_slow, list_health_urls, open_client
 from forage_common.errors import SettingsError, UnavailableError
 from forage_common.security.handshakes import explain_tls
 from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
 
-_EVERYTHING_S = 8.0
+_LIST_S = 4.0
+"""Longest wait for the list of the processes on this machine."""
 
 
 @dataclass
@@ -46,7 +47,9 @@ class Inspection(ServiceHealth):
 
 
 def inspect_run(settings: Settings, others: Iterable[Callable[[], None]] = ()) -> dict[Program, Inspection]:
-    """Inspect every service of a run, at the same time; takes eight seconds at most, whatever hangs.
+    """Inspect every service of a run, at the same time; takes twenty seconds at most, whatever hangs.
+
+    A service whose own process is stopped is not asked, as it cannot answer.
 
     Args:
         others: more to do meanwhile, such as reading from Redis.
@@ -63,15 +66,13 @@ def inspect_run(settings: Settings, others: Iterable[Callable[[], None]] = ()) -
     def ask_redis() -> None:
         found[Program.REDIS] = _ask_redis(settings)
 
-    calls: list[Callable[[], None]] = [list_own, ask_redis, *others]
+    _call_all([list_own], _LIST_S)
+    is_stopped = {one.service for every in processes.values() for one in every if one.is_main and one.is_stopped}
+    asks: dict[str, Callable[[], None]] = {Program.REDIS: ask_redis}
     for name, address in list_health_urls(settings).items():
-        calls.append(lambda name=name, address=address: ask(Program(name), address))  # type: ignore[misc]
-    threads = [threading.Thread(target=call, daemon=True) for call in calls]
-    deadline = time.monotonic() + _EVERYTHING_S
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        asks[name] = lambda name=name, address=address: ask(Program(name), address)  # type: ignore[misc]
+    others = () if Program.REDIS in is_stopped else others
+    _call_all([*(call for name, call in asks.items() if name not in is_stopped), *others], ANSWER_S + 1)
     for program, one in found.items():
         one.processes = processes.get(program, [])
         if one.state == "not running" and program in processes:
@@ -80,17 +81,26 @@ def inspect_run(settings: Settings, others: Iterable[Callable[[], None]] = ()) -
     return found
 
 
-def answers(program: Program, settings: Settings, timeout_s: float) -> bool | None:
+def _call_all(calls: Iterable[Callable[[], None]], limit_s: float) -> None:
+    """Make all calls at the same time, and wait for those that end in time."""
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    deadline = time.monotonic() + limit_s
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))  # wait: has a time limit
+
+
+def answers(program: Program, settings: Settings) -> bool | None:
     """Whether a service answers at all: its health endpoint, or Redis itself; None if nothing listens there."""
     try:
         if program is Program.REDIS:
             address = split_address(list_addresses(settings, [program])["redis.url"])
-            with socket.create_connection(address, timeout_s) as connection:
-                connection.settimeout(timeout_s)
+            with socket.create_connection(address, ANSWER_S) as connection:
                 connection.sendall(b"PING\r\n")
                 return bool(connection.recv(16))
         url = list_health_urls(settings)[program].replace("/readyz", "/healthz")
-        with open_client(settings.tls, timeout_s) as client:
+        with open_client(settings.tls) as client:
             return client.get(url).is_success
     except (ConnectionRefusedError, httpx.ConnectError) as error:
         return False if explain_tls(error) else None
@@ -98,10 +108,20 @@ def answers(program: Program, settings: Settings, timeout_s: float) -> bool | No
         return False
 
 
+def open_streams(settings: Settings) -> StreamClient:
+    """Open the streams of a run for a look: each call has `ANSWER_S` for its two attempts, and ends at once if refused.
+
+    Raises:
+        SettingsError: a file of the settings cannot be read.
+    """
+    return StreamClient(settings.redis.model_copy(update={"timeout_s": ANSWER_S / 2}), settings.run.id, patience_s=1)
+
+
 def _ask_redis(settings: Settings) -> Inspection:
-    quick = settings.redis.model_copy(update={"timeout_s": ANSWER_S / 2})
     try:
-        StreamClient(quick, settings.run.id, patience_s=ANSWER_S).ping()
+        client, begun = open_streams(settings), time.monotonic()
+        client.ping()
+        answered_s = time.monotonic() - begun
     except UnavailableError as error:
         # A server that does not listen is down; one that listens and gives no answer, or refuses, is there.
         if "refused" in str(error):
@@ -109,4 +129,4 @@ def _ask_redis(settings: Settings) -> Inspection:
         return Inspection("silent", notes={"redis": str(error)})
     except SettingsError as error:
         return Inspection("silent", notes={"redis": str(error)})
-    return Inspection("ready")
+    return Inspection("slow" if is_slow(answered_s) else "ready", answered_s=answered_s)

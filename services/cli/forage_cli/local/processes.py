@@ -34,6 +34,8 @@ _FULL_DISK_RETRY_S = 2.0
 _FULL_DISK_PATIENCE_S = 600.0
 """As long as the trainer waits for its own disk."""
 _PR_SET_PDEATHSIG = 1
+_PAUSE_S = 0.25
+"""Doubled by each death in a row, and then waited before the next start."""
 _KILL_S = 5.0
 _SAME_START_S = 2.0
 """Largest difference of two readings of one process's start: it is derived from the clock, which may be set."""
@@ -195,7 +197,7 @@ class Supervisor:
             return self._give_up(running, reason)
         running.restarts += 1
         # At once after the first death: every second of a service that is down is one in which nothing is trained.
-        wait_s = min(8.0, 0.25 * 2**running.quick_deaths) if running.quick_deaths > 1 else 0.0
+        wait_s = min(8.0, _PAUSE_S * 2**running.quick_deaths) if running.quick_deaths > 1 else 0.0
         running.restart_at = time.monotonic() + wait_s
         self._log.warning("service_died", name=service.name, code=code, lived_s=round(lived, 1))
         self._on_restart(service.name, f"{service.name} died after {lived:.0f} s (exit code {code})")

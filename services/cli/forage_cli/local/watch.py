@@ -11,13 +11,11 @@ from types import TracebackType
 from forage_cli.local.family import RunProcess, list_family
 from forage_cli.local.inspection import answers
 from forage_cli.local.stack import Program, Stack
+from forage_common.clients.health import ANSWER_S
 
-SILENT_S = 5.0
-"""A service that listens, or has answered before, is called silent after so long."""
 START_S = 180.0
 """A service that does not listen since its start is called silent after so long."""
 _INTERVAL_S = 2.0
-_ANSWER_S = 1.0
 
 
 @dataclass
@@ -77,7 +75,7 @@ class Watch:
         if heard is None or heard.pid != pid:
             heard = self._heard[program] = _Heard(pid, time.monotonic())
         stopped = [process for process in processes if process.is_stopped]
-        answer = answers(program, self._stack.settings, _ANSWER_S)
+        answer = None if stopped else answers(program, self._stack.settings)
         heard.listens = heard.listens or answer is not None
         if answer:
             heard.at = time.monotonic()
@@ -85,9 +83,9 @@ class Watch:
         trouble = ""
         if stopped:
             trouble = f"the {program}: {', '.join(map(str, stopped))} is stopped: kill -CONT lets it go on"
-        elif silent_s > (SILENT_S if heard.listens else START_S):
+        elif silent_s > (limit_s := ANSWER_S if heard.listens else START_S):
             trouble = (
-                f"the {program} (process {pid}) has not answered for {SILENT_S if heard.listens else START_S:.0f} s: "
+                f"the {program} (process {pid}) has not answered for {limit_s:.0f} s: "
                 "'forage status --stacks' shows what it does"
             )
         if trouble != heard.trouble:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from forage_common.settings import Settings
 
-# Bytes of a token in a packed group, measured (tests/unit/cli/test_redis_memory.py): its id, and the log-probability of
-# a sampled one. Texts and documents are those of the tokens.
+# Bytes of a token in a packed group, measured (tests/component/cli/test_redis_memory.py): its id, and the
+# log-probability of a sampled one. Texts and documents are those of the tokens.
 _PROMPT, _GENERATED, _OBSERVED = 2.6, 6.3, 2.6
 _TRAJECTORY = 500
 

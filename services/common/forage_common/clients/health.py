@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,31 +17,47 @@ from forage_common.settings import Settings, TlsSettings
 from forage_common.v1.trajectory_pb2 import Replica
 
 _MAX_REPLY_BYTES = 2**20
-ANSWER_S = 2.0
-"""Longest wait for an answer: a service that needs longer is silent."""
+SLOW_S = 2.0
+"""A service whose answer takes longer is slow."""
+ANSWER_S = 15.0
+"""Longest wait for an answer: a service that needs longer is silent. Busy machines let services answer late."""
 
 
 @dataclass
 class ServiceHealth:
     """What a service says about itself.
 
-    state: ready, not ready, silent (it does not answer), or not running (it does not listen).
+    state: ready, slow (it is ready, and answered late), not ready, silent (it does not answer within `ANSWER_S`), or
+        not running (it does not listen).
+    answered_s: seconds that its answer took; None without one.
     """
 
     state: str = "not running"
     waiting_for: Mapping[str, str] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
     waits: list[dict[str, Any]] = field(default_factory=list)
+    answered_s: float | None = None
 
     @property
     def is_ready(self) -> bool:
-        return self.state == "ready"
+        return self.state in ("ready", "slow")
+
+    def list_delays(self) -> list[str]:
+        """Say how long the answer took, if it was late."""
+        late = self.answered_s is not None and is_slow(self.answered_s)
+        return [f"slow: answered after {self.answered_s:.1f} s"] if late else []
 
     def list_lines(self) -> list[str]:
         """List what an operator should know, one sentence each."""
         lines = [f"not ready: {what}: {detail}" for what, detail in self.waiting_for.items()]
+        lines += self.list_delays()
         lines += [f"note: {detail}" for detail in self.notes.values()]
         return lines + [format_wait(wait) for wait in sorted(self.waits, key=lambda wait: bool(wait["idle"]))]
+
+
+def is_slow(seconds: float) -> bool:
+    """Whether an answer that took so long was late."""
+    return seconds > SLOW_S
 
 
 def list_health_urls(settings: Settings) -> dict[str, str]:
@@ -55,20 +72,22 @@ def list_health_urls(settings: Settings) -> dict[str, str]:
     return {name: f"{http_scheme(settings.tls)}://{address}/readyz" for name, address in addresses.items()}
 
 
-def open_client(tls: TlsSettings, timeout_s: float = ANSWER_S) -> httpx.Client:
-    """Open a client that asks services of these certificates.
+def open_client(tls: TlsSettings) -> httpx.Client:
+    """Open a client that asks services of these certificates, and waits for `ANSWER_S` at most.
 
     Raises:
         SettingsError: a file of the certificates is wrong.
     """
-    return httpx.Client(timeout=timeout_s, verify=make_client_context(tls), **bound_blocking_replies(_MAX_REPLY_BYTES))
+    return httpx.Client(timeout=ANSWER_S, verify=make_client_context(tls), **bound_blocking_replies(_MAX_REPLY_BYTES))
 
 
-def ask_service(ready_url: str, tls: TlsSettings) -> ServiceHealth:
+def ask_service(ready_url: str, tls: TlsSettings, clock: Callable[[], float] = time.monotonic) -> ServiceHealth:
     """Ask a service by HTTP for its readiness and its waits."""
     try:
         with open_client(tls) as client:
+            begun = clock()
             reply = client.get(ready_url)
+            answered_s = clock() - begun
             if reply.status_code not in (200, 503):
                 return ServiceHealth("silent", notes={"http": _describe_answer(ready_url, reply)})
             body = reply.json()
@@ -84,8 +103,9 @@ def ask_service(ready_url: str, tls: TlsSettings) -> ServiceHealth:
         return ServiceHealth("silent")
     if not isinstance(body, dict):
         return ServiceHealth("silent")
-    state = "ready" if reply.status_code == 200 else "not ready"
-    return ServiceHealth(state, body.get("waiting_for", {}), body.get("notes", {}), listed)
+    ready = "slow" if is_slow(answered_s) else "ready"
+    state = ready if reply.status_code == 200 else "not ready"
+    return ServiceHealth(state, body.get("waiting_for", {}), body.get("notes", {}), listed, answered_s)
 
 
 def _describe_answer(url: str, reply: httpx.Response) -> str:

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from upath import UPath
 
 from forage_common.clients.calls import RefusedError
+from forage_common.clients.health import ANSWER_S
 from forage_common.clients.rollout import RolloutClient
 from forage_common.errors import ForageError, UnavailableError
 from forage_common.settings import Settings
@@ -20,7 +21,6 @@ from forage_console.live.run_services import describe_end, is_alive, load_run_se
 from forage_console.models.services import AskEvent, AskRequest, AskStatus
 from forage_records.sampling import build_ask_prompt
 
-_STATUS_S = 3.0
 BUILT_IN = ("search", "single_turn")
 """Environments that every rollout service has."""
 
@@ -78,7 +78,7 @@ async def _read_rollout(settings: Settings) -> GetStatusResponse:
         UnavailableError: the rollout service does not answer soon.
     """
     try:
-        async with asyncio.timeout(_STATUS_S), RolloutClient(settings) as rollout:
+        async with asyncio.timeout(ANSWER_S), RolloutClient(settings) as rollout:
             return await rollout.status()
     except TimeoutError:
         address = settings.rollout.grpc_address

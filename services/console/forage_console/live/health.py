@@ -4,43 +4,55 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from upath import UPath
 
 from forage_common.clients.calls import RefusedError
-from forage_common.clients.health import ServiceHealth, ask_service, describe_replica, list_health_urls
+from forage_common.clients.health import (
+    ANSWER_S,
+    ServiceHealth,
+    ask_service,
+    describe_replica,
+    is_slow,
+    list_health_urls,
+)
 from forage_common.errors import ForageError
 from forage_common.settings import Settings
 from forage_common.v1.trajectory_pb2 import Policy, Replica
+from forage_console.live.inquiries import Inquiries, Inquiry
 from forage_console.live.run_services import describe_end, is_alive, load_run_settings, open_streams
 from forage_console.models.services import HealthDetail, QueueRow, RedisRow, ReplicaRow, ServiceRow, WaitRow
 from forage_console.reading.detail import read_restarts
 
 LIMIT_S = 3.0
-"""Longest time of a look, whatever hangs."""
+"""Longest time of a look, whatever hangs: it shows what has no answer yet as slow, and a later look has the answer."""
 _FRESH_S = 1.0
 _LOG_LINES, _LOG_BYTES, _LINE_LENGTH = 20, 32 * 1024, 2000
-_ASKING = threading.Lock()
-_asked: set[str] = set()
-"""Addresses that are being asked."""
+_WELL = ("ready", "slow")
 _ORDER = ("redis", "reward", "retriever", "rollout", "trainer", "console")
 
 
 @dataclass
 class _Streams:
-    """What Redis says; nothing where it does not answer. knows: whether it has something of this run."""
+    """What Redis says; nothing where it does not answer. knows: whether it has something of this run, if it said so."""
 
     state: str = "silent"
-    problem: str = ""
-    knows: bool = False
+    notes: Mapping[str, str] = field(default_factory=dict)
+    answered_s: float | None = None
+    knows: bool | None = None
     policy: Policy | None = None
     replicas: dict[str, Replica] = field(default_factory=dict)
     queues: list[QueueRow] = field(default_factory=list)
     redis: RedisRow | None = None
+
+
+_HEALTH: Inquiries[ServiceHealth] = Inquiries()
+_STREAMS: Inquiries[_Streams] = Inquiries()
+_State = TypeVar("_State", ServiceHealth, _Streams)
 
 
 class HealthChecks:
@@ -70,23 +82,24 @@ def inspect(folder: UPath, own: Settings) -> HealthDetail:
         settings = load_run_settings(folder, own)
     except RefusedError as error:
         return _describe_unreachable(folder, str(error))
-    health: dict[str, ServiceHealth] = {}
-    found = _Streams()
-    calls: list[Callable[[], None]] = [lambda: _read_streams(settings, found)]
+    deadline = time.monotonic() + LIMIT_S
     urls = list_health_urls(settings)
-    for name, url in urls.items():
-        calls.append(lambda name=name, url=url: _ask(name, url, settings, health))  # type: ignore[misc]
-    _call_all(calls)
-    belongs = found.knows or is_alive(folder)
-    if not belongs:
-        return _describe_unreachable(folder, describe_end(folder))
+    reading = _STREAMS.begin(f"{settings.redis.url} {settings.run.id}", lambda: _read_streams(settings))
+    asking = {
+        name: _HEALTH.begin(url, lambda url=url: ask_service(url, settings.tls))  # type: ignore[misc]
+        for name, url in urls.items()
+    }
+    found = _read_answer(_STREAMS, reading, _Streams, deadline)
+    health = {name: _read_answer(_HEALTH, one, ServiceHealth, deadline) for name, one in asking.items()}
+    if not found.knows and not is_alive(folder):
+        is_late = found.state == "slow" and found.knows is None
+        return _describe_unreachable(folder, _describe_lateness(folder) if is_late else describe_end(folder))
     restarts = read_restarts(folder)
-    redis = ServiceHealth(found.state, notes={"redis": found.problem} if found.problem else {})
-    states = {"redis": redis, **{name: health.get(name, ServiceHealth("silent")) for name in urls}}
+    states = {"redis": ServiceHealth(found.state, notes=found.notes, answered_s=found.answered_s), **health}
     addresses = {"redis": settings.redis.url.rpartition("@")[2], **urls}
     rows = [_describe(folder, name, states[name], addresses[name], restarts.get(name, 0)) for name in _ORDER]
-    is_reachable = any(state.state in ("ready", "not ready") for state in states.values())
-    troubled = [row.name for row in rows if row.name not in ("console", "trainer") and row.state != "ready"]
+    is_reachable = any(state.state in ("ready", "slow", "not ready") for state in states.values())
+    troubled = [row.name for row in rows if row.name not in ("console", "trainer") and row.state not in _WELL]
     problem = f"not ready: {', '.join(troubled)}" if troubled else None
     return HealthDetail(
         checked=time.time(),
@@ -116,34 +129,32 @@ def _describe_unreachable(folder: UPath, problem: str) -> HealthDetail:
     )
 
 
-def _call_all(calls: list[Callable[[], None]]) -> None:
-    """Make all calls at the same time, and wait for those that end in time."""
-    deadline = time.monotonic() + LIMIT_S
-    threads = [threading.Thread(target=call, daemon=True) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))  # wait: three seconds at most
+def _describe_lateness(folder: UPath) -> str:
+    return f"Redis has not answered yet whether the services are those of {folder.name}"
 
 
-def _ask(name: str, url: str, settings: Settings, health: dict[str, ServiceHealth]) -> None:
-    """Ask a service, unless an earlier look still waits for it: it is silent then, and looks do not add up."""
-    with _ASKING:
-        if url in _asked:
-            return
-        _asked.add(url)
-    try:
-        health[name] = ask_service(url, settings.tls)
-    finally:
-        with _ASKING:
-            _asked.discard(url)
+def _read_answer(
+    inquiries: Inquiries[_State], one: Inquiry[_State], make: Callable[..., _State], deadline: float
+) -> _State:
+    """What a service answered by then; else that it is slow, or silent: for too long now, or in its last answer."""
+    one.over.wait(max(0.0, deadline - time.monotonic()))  # wait: three seconds at most
+    answer = inquiries.read(one)
+    if not isinstance(answer, float):
+        return answer
+    if one.before is not None and one.before.state == "silent":
+        return one.before
+    if answer > ANSWER_S or one.ended is not None:
+        return make("silent")
+    return make("slow", notes={"late": f"slow: no answer yet after {answer:.1f} s"})
 
 
-def _read_streams(settings: Settings, found: _Streams) -> None:
+def _read_streams(settings: Settings) -> _Streams:
+    found, begun = _Streams(), time.monotonic()
     try:
         client = open_streams(settings)
         client.ping()
-        found.state = "ready"
+        found.answered_s = time.monotonic() - begun
+        found.state = "slow" if is_slow(found.answered_s) else "ready"
         found.policy = client.read_policy()
         found.knows = found.policy is not None or client.read_epoch() > 0
         found.replicas = client.read_replicas() if found.policy is not None else {}
@@ -160,8 +171,9 @@ def _read_streams(settings: Settings, found: _Streams) -> None:
         )
     except (ForageError, KeyError, ValueError, OSError) as error:
         # A server that does not listen is down; one that listens and gives no answer, or refuses, is there.
-        found.problem = " ".join(str(error).split())[:300]
-        found.state = "not running" if "refused" in found.problem else "silent"
+        problem = " ".join(str(error).split())[:300]
+        found.state, found.notes = "not running" if "refused" in problem else "silent", {"redis": problem}
+    return found
 
 
 def _describe(folder: UPath, name: str, health: ServiceHealth, address: str, restarts: int) -> ServiceRow:
@@ -170,7 +182,7 @@ def _describe(folder: UPath, name: str, health: ServiceHealth, address: str, res
         state=health.state,
         address=address.removesuffix("/readyz"),
         waiting_for={str(what): str(detail) for what, detail in health.waiting_for.items()},
-        notes=[str(note) for note in health.notes.values()],
+        notes=[*health.list_delays(), *(str(note) for note in health.notes.values())],
         waits=[_describe_wait(wait) for wait in sorted(health.waits, key=lambda wait: bool(wait.get("idle")))],
         restarts=restarts,
         log=read_log_end(folder, name),

@@ -12,6 +12,7 @@ import yaml
 from upath import UPath
 
 from forage_common.clients.calls import RefusedError
+from forage_common.clients.health import ANSWER_S
 from forage_common.errors import ForageError
 from forage_common.settings import RedisSettings, Settings, TlsSettings, check_settings
 from forage_common.streams.client import StreamClient
@@ -20,7 +21,8 @@ from forage_console.security.addresses import is_loopback
 
 RECORD = "processes.json"
 _MOST_BYTES = 1024 * 1024
-_CONNECT_S = 1.0
+_CONNECT_S = ANSWER_S / 2
+"""Longest time of an attempt at Redis; a call has two, and ends at once if it is refused."""
 _USED: dict[str, tuple[str, ...]] = {
     "run": ("id", "dir"),
     "redis": tuple(RedisSettings.model_fields),
@@ -112,7 +114,7 @@ def _make_error(folder: UPath, name: str, value: str) -> RefusedError:
 
 def open_streams(settings: Settings) -> StreamClient:
     """Open the streams of a run for a quick look."""
-    return StreamClient(settings.redis, settings.run.id, patience_s=_CONNECT_S)
+    return StreamClient(settings.redis, settings.run.id, patience_s=1)
 
 
 def is_alive(folder: UPath) -> bool:

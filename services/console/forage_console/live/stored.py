@@ -9,7 +9,7 @@ import grpc
 from upath import UPath
 
 from forage_common.clients.calls import RefusedError
-from forage_common.clients.health import ask_service, list_health_urls
+from forage_common.clients.health import ANSWER_S, ask_service, list_health_urls
 from forage_common.clients.reward import RewardClient, build_score_item
 from forage_common.clients.rollout import RolloutClient
 from forage_common.errors import ForageError, UnavailableError
@@ -27,7 +27,6 @@ from forage_records.step_file import read_step_row
 from forage_records.trajectory_file import read_header
 
 _SCORE_S, _SAMPLE_S = 60.0, 300.0
-_EXPLAIN_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -126,11 +125,13 @@ async def explain(folder: UPath, own: Settings, stored: Stored | None, judgement
         client = RewardClient(await asyncio.to_thread(_find_reward, folder, own))
         try:
             item = build_score_item(stored.trajectory, stored.end_of_turn)
-            async with asyncio.timeout(_EXPLAIN_S):
+            async with asyncio.timeout(ANSWER_S):
                 return Explanation(text=await client.explain(item, stored.trajectory.score), is_live=True)
         finally:
             await client.close()
-    except (ForageError, TimeoutError):
+    except TimeoutError:
+        return _describe(judgement, "The reward service of the run gave no answer in time, so this is what it stored.")
+    except ForageError:
         return _describe(judgement, "The reward service of the run is not running, so this is what it stored.")
     except grpc.RpcError as error:
         return _describe(judgement, f"The reward service cannot explain it: {error.details()}.")

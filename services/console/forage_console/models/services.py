@@ -22,7 +22,7 @@ class WaitRow(Model):
 
 
 class ServiceRow(Model):
-    """One service. state: ready, not ready, silent, starting, dead or not running."""
+    """One service. state: ready, slow, not ready, silent or not running; a note says how slow it is."""
 
     name: str
     state: str

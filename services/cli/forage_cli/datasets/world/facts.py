@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -59,6 +60,7 @@ def is_plain(name: str) -> bool:
     return 3 <= len(name) <= 22 and _PLAIN.fullmatch(name) is not None
 
 
+@functools.cache
 def load_facts() -> Facts:
     """Read the packages' tables and keep names with one meaning.
 

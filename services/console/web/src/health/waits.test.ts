@@ -49,9 +49,8 @@ it("puts first what ends in an error first", () => {
 
 it("is calm about services of a run that is over", () => {
   expect(toneOf("silent", false)).toBe("bad");
-  expect(toneOf("dead", false)).toBe("bad");
   expect(toneOf("silent", true)).toBe("calm");
   expect(toneOf("not running", false)).toBe("calm");
-  expect(toneOf("starting", false)).toBe("warn");
+  expect(toneOf("slow", false)).toBe("warn");
   expect(toneOf("ready", true)).toBe("good");
 });

@@ -34,5 +34,5 @@ export type Tone = "good" | "bad" | "warn" | "calm";
 export function toneOf(state: string, isOver: boolean): Tone {
   if (state === "ready") return "good";
   if (state === "not running" || isOver) return "calm";
-  return state === "starting" || state === "not ready" ? "warn" : "bad";
+  return state === "slow" || state === "not ready" ? "warn" : "bad";
 }

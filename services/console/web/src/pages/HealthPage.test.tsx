@@ -73,6 +73,12 @@ it("is calm about a run that has ended", async () => {
   expect(screen.queryByTestId("queues")).toBeNull();
 });
 
+it("says how late a service answers, which is no alarm", async () => {
+  show(makeHealth({ services: [makeService({ state: "slow", notes: ["slow: answered after 3.2 s"] })] }));
+  expect((await screen.findByText("slow")).closest(".tone")).toHaveClass("tone-warn");
+  expect(screen.getByTestId("service")).toHaveTextContent("slow: answered after 3.2 s");
+});
+
 it("reads anew every two seconds, but not while it is hidden", async () => {
   vi.useFakeTimers({ shouldAdvanceTime: true });
   try {

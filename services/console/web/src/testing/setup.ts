@@ -7,10 +7,8 @@ afterEach(() => {
   notifications.clean();
   cleanup();
 });
-// A busy machine takes its time; what is there at once is found at once.
-configure({ asyncUtilTimeout: 15_000 });
-// A page is loaded when it is first shown, which takes seconds on a machine that has much to do.
-configure({ asyncUtilTimeout: 15_000 });
+// A busy machine takes its time, as to load a page that is first shown; what is there at once is found at once.
+configure({ asyncUtilTimeout: 120_000 });
 
 // What Mantine and charts ask of a browser and jsdom lacks: nothing matches, nothing has a size, no font loads.
 window.matchMedia = (query) => {
