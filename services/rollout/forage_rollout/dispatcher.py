@@ -46,6 +46,8 @@ WaitForServices = Callable[[], Awaitable[None]]
 BLOCK_S = 1.0
 RETRY_INTERVAL_S = 0.5
 MAX_RETRY_INTERVAL_S = 8.0
+KEEP_ALIVE_S = 3.0
+"""Between two signs of life of claimed prompts; more often where they are reclaimed early."""
 POLICY_TIMEOUT_S = 20.0
 MAX_RUNS = 5
 # Trajectories in flight for each that an engine can run at once: many wait for a search, or have ended and wait for the
@@ -112,7 +114,7 @@ class Dispatcher:
         self._samples_per_group = rollout.n
         self._environments = rollout.environment_names
         self._reclaim_s = settings.redis.reclaim_idle_s / 2
-        self._keep_alive_s = min(3.0, settings.redis.reclaim_idle_s / 3)
+        self._keep_alive_s = min(KEEP_ALIVE_S, settings.redis.reclaim_idle_s / 3)
         self._backpressure = Backpressure(settings, streams)
         self._refusals: dict[str, str] = {}  # call of Redis → why it was refused last
         self._consumer = consumer

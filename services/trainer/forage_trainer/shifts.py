@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
@@ -60,13 +60,22 @@ class Shifts:
 
     Args:
         limit_s: how long engines may take to fall asleep.
+        clock: the seconds that pass.
     """
 
-    def __init__(self, streams: StreamClient, retry: RedisRetry, stop: Stop, limit_s: float) -> None:
+    def __init__(
+        self,
+        streams: StreamClient,
+        retry: RedisRetry,
+        stop: Stop,
+        limit_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._streams = streams
         self._stop = stop
         self._retry = retry
         self._limit_s = limit_s
+        self._clock = clock
         self._shift = Shift()
         self._lock = threading.Lock()
         self._error = ""
@@ -88,7 +97,7 @@ class Shifts:
             FencedError: a later trainer has taken over.
         """
         self._set(is_trainers=True)
-        began = self._available_since = time.monotonic()
+        began = self._available_since = self._clock()
         if not self._thread.is_alive():
             self._thread.start()
         why = "it has a limit of its own, which names the engines"
@@ -96,7 +105,7 @@ class Shifts:
             while missing := self._find_awake():
                 self._retry(self._streams.check_epoch)  # a later trainer's shift is not waited for
                 self._check()  # engines that took this one back do not sleep any more
-                if time.monotonic() - began > self._limit_s:
+                if self._clock() - began > self._limit_s:
                     raise ShiftError(
                         f"{', '.join(missing)} did not free the GPUs within trainer.batch_timeout_s = "
                         f"{self._limit_s:g} s: does the rollout service have trainer.placement=colocated, too?"
@@ -106,7 +115,7 @@ class Shifts:
         self._retry(self._streams.check_epoch)
         self._check()
         self._is_first = False
-        self._count(SLEEP, time.monotonic() - began)
+        self._count(SLEEP, self._clock() - began)
         get_logger().info("shift_taken", shift=self._shift.number, seconds=self.seconds[SLEEP])
 
     def give(self) -> None:
@@ -158,9 +167,9 @@ class Shifts:
 
     @contextmanager
     def _measure(self, phase: str) -> Iterator[None]:
-        began = time.monotonic()
+        began = self._clock()
         yield
-        self._count(phase, time.monotonic() - began)
+        self._count(phase, self._clock() - began)
 
     def _count(self, phase: str, seconds: float) -> None:
         self.seconds[phase] = round(seconds, 3)
@@ -180,7 +189,7 @@ class Shifts:
             try:
                 return self._streams.read_replicas(silence_s)
             except UnavailableError:
-                self._available_since = time.monotonic()
+                self._available_since = self._clock()
                 self._dead.clear()
                 raise
 
@@ -193,7 +202,7 @@ class Shifts:
         away, and a server that has lost its data knows nobody.
         """
         lively, known = self._read_replicas(LIVELY_S), self._read_replicas(_FORGET_S)
-        waited_s = time.monotonic() - self._available_since
+        waited_s = self._clock() - self._available_since
         self._known |= known.keys()
         self._dead -= lively.keys()
         if self._is_first and waited_s < SETTLE_S:

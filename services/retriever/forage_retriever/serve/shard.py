@@ -27,7 +27,10 @@ from forage_retriever.serve.urgency import Urgency
 from forage_retriever.serve.waiting import SearchOptions
 
 PROBE_S = 1.0
-"""Interval of probes, and their time limit."""
+"""Interval of probes."""
+
+PROBE_TIMEOUT_S = 1.0
+"""Time limit of a probe."""
 
 FAILURES_TO_OPEN = 3
 _RECONNECT_MS = 500
@@ -101,7 +104,7 @@ class Shard:
         """Probe it for its provenance until cancelled."""
         while True:
             with contextlib.suppress(ShardUnavailableError, OverloadedError, InvalidRequestError):
-                await self._call(retriever_pb2.RetrieveRequest(), PROBE_S)
+                await self._call(retriever_pb2.RetrieveRequest(), PROBE_TIMEOUT_S)
             await asyncio.sleep(PROBE_S)  # wait: pause between two probes
 
     async def close(self) -> None:

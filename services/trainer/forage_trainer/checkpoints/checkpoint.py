@@ -68,6 +68,7 @@ class Checkpoints:
         free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
         listing_timeout_s: float = LISTING_TIMEOUT_S,
         signatures: RunSignatures | None = None,
+        pause: Callable[[float], object] = time.sleep,
     ) -> None:
         """
         Args:
@@ -77,6 +78,7 @@ class Checkpoints:
             free_bytes: returns the free bytes of the disk that holds a folder.
             listing_timeout_s: longest wait for the files of all processes to be visible.
             signatures: signs and verifies checkpoints; None: nobody does.
+            pause: waits for some seconds between two looks at the files of other processes.
         """
         self._folder = folder
         self._keep = keep
@@ -84,6 +86,7 @@ class Checkpoints:
         self._world_size = world_size
         self._free_bytes = free_bytes
         self._listing_timeout_s = listing_timeout_s
+        self._pause = pause
         self._signatures = signatures or RunSignatures(SecuritySettings(), "")
         self._threads = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[Path] | None = None
@@ -208,11 +211,11 @@ class Checkpoints:
                         f"{len(missing)} of {len(own) * self._world_size} files of a checkpoint do not appear in "
                         f"{state} ({names}): run.dir must be on a volume that all nodes of the trainer share"
                     )
-                time.sleep(0.5)
+                self._pause(0.5)
         described = [state / f"{RANK_DIGESTS}{rank}.json" for rank in range(1, self._world_size)]
         with waiting("digests of other ranks", on="the other ranks", limit_s=self._listing_timeout_s):
             while own and time.monotonic() < deadline and not all(file.is_file() for file in described):
-                time.sleep(0.1)  # wait: those that do not come are computed here
+                self._pause(0.1)  # wait: those that do not come are computed here
 
     def best_step(self) -> int | None:
         """The step that the file `best` names; None without the file or its checkpoint."""

@@ -59,18 +59,18 @@ class Arrivals:
         self._retry = retry
         self._is_over = is_over
         self._on_silence = on_silence
-        self._arrived = self._searched = time.monotonic()
+        self._arrived = self._searched = self._looked = time.monotonic()
         self._known: set[bytes] = set()
         self._issues: dict[int, dict[tuple[int, int], str]] = {}
 
     @property
     def silence_s(self) -> float:
-        """Seconds since `begin_wait`, or since `receive` made progress."""
-        return time.monotonic() - self._arrived
+        """Seconds from `begin_wait`, or from the last progress of `receive`, to its last look at the stream."""
+        return self._looked - self._arrived
 
     def begin_wait(self) -> None:
         """Begin to measure the silence."""
-        self._arrived = self._searched = time.monotonic()
+        self._arrived = self._searched = self._looked = time.monotonic()
 
     def receive(self, receiver: Receiver, block_s: float) -> None:
         """Hand over what arrives within `block_s`; after a silence, look for lost groups and issue them again."""
@@ -86,6 +86,7 @@ class Arrivals:
                 receiver.issue_again(place, attempt, uid)
             if lost or list(receiver.list_missing()) != before:
                 self._arrived = time.monotonic()
+        self._looked = time.monotonic()
 
     def claim(self, block_s: float) -> Entries:
         """Claim new groups; wait up to `block_s` for the first.
