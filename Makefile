@@ -5,9 +5,10 @@ FORAGE := .venvs/cli/bin/forage
 UV_RUN := .venvs/uv/bin/uv run --quiet --no-project --python $(PYTHON)
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(UV_RUN) --with-requirements docs/requirements.lock mkdocs
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-long test-compose lint format screenshots console docs docs-serve reference dashboards \
-  chart-schema proto lock audit audit-update pin-images images up down logs bench bench-faiss bench-hybrid bench-retriever-large \
-  bench-retriever-start gpu-check simulate chaos fuzz soak-reward version release clean
+.PHONY: help setup demo test test-all test-changed test-long test-seconds test-stress test-compose lint format \
+  screenshots console docs docs-serve reference dashboards chart-schema proto lock audit audit-update pin-images \
+  images up down logs bench bench-faiss bench-hybrid bench-retriever-large bench-retriever-start gpu-check simulate \
+  chaos fuzz soak-reward version release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
@@ -18,18 +19,26 @@ setup: ## install one environment per service in .venvs/ and build the console's
 demo: setup ## train the tiny policy to search, with a live view, in five to ten minutes (SEED=0)
 	@$(FORAGE) demo --seed $(SEED)
 
-test: setup ## run the tests of every service, in under ten minutes
+test: setup ## run the tests of every service and a short demo whose trainer is killed, in about ten minutes
 	@$(PYTHON) scripts/run_tests.py quick
 
-test-long: setup ## run the long tests alone: whole systems, chaos, several nodes, browser, deployment
-	@$(PYTHON) scripts/run_tests.py long
+test-changed: setup ## run those of `make test` that a change since BASE can affect, by imports (BASE=main)
+	@$(PYTHON) scripts/run_tests.py quick --changed $(or $(BASE),main)
 
-test-all: ## run every test: `make test`, then `make test-long`
-	@$(MAKE) --no-print-directory test
-	@$(MAKE) --no-print-directory test-long
+test-long: setup ## run the long tests: whole systems, recipes, chaos, browser, deployment (SHARD=2/4)
+	@$(PYTHON) scripts/run_tests.py long $(and $(SHARD),--shard $(SHARD))
+
+test-all: test ## run every test: `make test`, then the four shards of `make test-long`
+	@for shard in 1 2 3 4; do $(MAKE) --no-print-directory test-long SHARD=$$shard/4 || failed=1; done; [ -z "$$failed" ]
+
+test-stress: setup ## run `make test` three times beside busy processes, with other kernels, threads and order
+	@scripts/stress_tests.sh
+
+test-seconds: setup ## run every test and record the seconds of each file, by which shards are made
+	@$(PYTHON) scripts/run_tests.py quick long --record
 
 test-compose: setup ## run the Docker Compose stack in a real engine: build, train, kill, recover (5 minutes and the builds)
-	@FORAGE_DOCKER_TESTS=1 $(PYTHON) -m pytest -rs tests/deploy/cli/test_compose_engine.py
+	@FORAGE_DOCKER_TESTS=1 $(PYTHON) -m pytest -rs tests/nightly/cli_deploy/test_compose_engine.py
 
 lint: setup ## check style, types, layers of imports, shell scripts, protos, the front end, known vulnerabilities
 	@scripts/lint.sh
@@ -40,7 +49,7 @@ format: setup ## format the Python code and the front end
 
 screenshots: setup console ## write the pictures of the console, docs/images, of a run and of a short demo (RUN=runs/latest)
 	@.venvs/console/bin/python scripts/screenshots.py $(RUN)
-	@FORAGE_SCREENSHOTS=1 .venvs/console/bin/python -m pytest -q tests/system/console -k followed
+	@FORAGE_SCREENSHOTS=1 .venvs/console/bin/python -m pytest -q tests/nightly/console_browser -k followed
 
 console: ## build the console's front end into services/console/forage_console/static/, with the types of its interface
 	@scripts/setup.sh console

@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$PWD/.venvs/cli/bin
 
-style() { "$bin/ruff" check . && "$bin/ruff" format --check . && "$bin/python" scripts/check_structure.py; }
+style() { "$bin/ruff" check . && "$bin/ruff" format --check . && "$bin/python" scripts/check_structure.py && "$bin/python" scripts/check_tests.py; }
 
 types() { "$bin/mypy" services/*/forage_* models/forage_models; }
 

@@ -3,7 +3,7 @@
     screenshots.py [RUN]     RUN: a folder of a run, by default runs/latest; without either, a run that is made here
 
 The page of two runs compares RUN with the next run in its folder, if there is one. Health and Ask need services of a
-run: `make screenshots` takes them in tests/system/console.
+run: `make screenshots` takes them in tests/nightly/console_browser.
 """
 
 from __future__ import annotations

@@ -7,21 +7,20 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 from demo import Demo
+from redis_process import DURABLE, serve
 
 from forage_common.settings import RedisSettings
-from forage_common.streams.client import StreamClient
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-# Examples have no time limit of their own: a busy machine is no defect.
-hypothesis.settings.register_profile("forage", deadline=None)
+# Examples have no time limit of their own: a busy machine is no defect. Tests that need more of them say so.
+hypothesis.settings.register_profile("forage", deadline=None, max_examples=40)
 hypothesis.settings.load_profile("forage")
 
 # A shell starts what runs in its background deaf to Ctrl-C, and so would be the processes that tests press it for.
@@ -54,19 +53,17 @@ def redis_binary() -> str:
 
 
 @pytest.fixture
-def redis_server(tmp_path: Path, redis_binary: str, free_address: Callable[[], str]) -> Iterator[RedisSettings]:
-    """A real server of its own, with an append-only file, as `forage up` starts it."""
+def own_redis(tmp_path: Path, redis_binary: str, free_address: Callable[[], str]) -> Iterator[RedisSettings]:
+    """A real server of the test's own, with an append-only file, as `forage up` starts it."""
     port = free_address().rpartition(":")[2]
-    command = [redis_binary, "--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
-    command += ["--appendonly", "yes", "--appendfsync", "always", "--logfile", str(tmp_path / "redis.log")]
-    with subprocess.Popen(command) as server:
-        settings = RedisSettings(url=f"redis://127.0.0.1:{port}/0")
-        deadline = time.monotonic() + 10
-        client = StreamClient(settings, "probe")
-        while time.monotonic() < deadline and not client.ping():
-            time.sleep(0.05)
-        yield settings
-        server.kill()
+    with serve(redis_binary, tmp_path, port, *DURABLE):
+        yield RedisSettings(url=f"redis://127.0.0.1:{port}/0")
+
+
+@pytest.fixture
+def redis_server(own_redis: RedisSettings) -> RedisSettings:
+    """A real server, of the test's own where its folder shares none (`shared_redis`)."""
+    return own_redis
 
 
 @pytest.fixture(scope="session")

@@ -100,7 +100,7 @@ MakeAgent = Callable[..., Agent]
 def make_agent(library: Library, judge: tuple[Judge, str], char_codec: Any) -> MakeAgent:
     def make(engine: ScriptedEngine | EnginePool, reward: str | None = None, **limits: Any) -> Agent:
         sizes = {"max_start_length": 500, "max_prompt_length": 5000, "max_obs_length": 500, "max_response_length": 500}
-        rollout = RolloutSettings(**{**sizes, "retrieve_timeout_s": 0.5, "score_timeout_s": 0.5, **limits})
+        rollout = RolloutSettings(**{**sizes, **limits})
         rollout = rollout.model_copy(update={"engine": rollout.engine.model_copy(update={"max_model_len": 9999})})
         settings = Settings(
             rollout=rollout,

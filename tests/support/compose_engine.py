@@ -30,7 +30,7 @@ PORTS = {
 BASE = "python:3.11-slim-bookworm"
 STAND_INS = {"redis": "valkey", "prometheus": "prometheus", "exporter": "redis_exporter"}
 """Service → target of StandIns.Dockerfile, for an engine that cannot pull its image."""
-_DOCKER = REPOSITORY / "tests/deploy/cli/docker"
+_DOCKER = REPOSITORY / "tests/nightly/cli_deploy/docker"
 
 
 class Stack:
@@ -121,7 +121,7 @@ class Stack:
     def query(self, expression: str) -> dict[str, float]:
         """Query Prometheus: job → value."""
         url = f"http://127.0.0.1:{PORTS['PROMETHEUS_PORT']}/api/v1/query"
-        reply = httpx.get(url, params={"query": expression}, timeout=10, trust_env=False).raise_for_status().json()
+        reply = httpx.get(url, params={"query": expression}, timeout=60, trust_env=False).raise_for_status().json()
         return {series["metric"].get("job", ""): float(series["value"][1]) for series in reply["data"]["result"]}
 
     def wait_for(self, condition: Callable[[], T], timeout_s: float) -> T:

@@ -6,7 +6,6 @@ import base64
 import os
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -19,12 +18,13 @@ from selenium.webdriver import ActionChains, Chrome, Keys
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
+from waiting import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 AXE = REPOSITORY / "services/console/web/node_modules/axe-core/axe.min.js"
 IMAGES = REPOSITORY / "docs/images"
 IMAGE_WIDTH, IMAGE_HEIGHT, IMAGE_BYTES = 1200, 760, 150_000
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 _SETTLED = """
 const busy = document.querySelector("[data-testid=loading], .mantine-Loader-root, .mantine-Skeleton-root");
 return document.readyState === "complete" && document.querySelector("h1") !== null && busy === null;
@@ -69,15 +69,16 @@ class Site:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FORAGE__")}
         with self._log.open("ab") as log:  # no pipe, which would fill up
             self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=REPOSITORY)
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                with urllib.request.urlopen(f"{self.home}/readyz", timeout=5):
-                    return
-            except (urllib.error.URLError, ConnectionError):
-                assert self._process.poll() is None, self.read_log()
-                assert time.monotonic() < deadline, "the console did not get ready"
-                time.sleep(0.05)  # wait: for the process to listen
+        wait_until(self._is_ready, "the console gets ready")
+
+    def _is_ready(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.read_log()
+        try:
+            with urllib.request.urlopen(f"{self.home}/readyz", timeout=60):
+                return True
+        except (urllib.error.URLError, ConnectionError):
+            return False
 
     def stop(self) -> None:
         if self._process is not None:

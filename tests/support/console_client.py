@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import functools
 import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx  # lint: socket because it calls the application in this process
+from fastapi import FastAPI
+from starlette.datastructures import State
 from upath import UPath
 
 from forage_common.settings import ConsoleSettings, Settings
 from forage_console.app import make_app
 from forage_console.context import Console
+
+
+@functools.cache
+def _make_routes() -> FastAPI:
+    return make_app(Console(UPath("runs"), Settings()))
+
+
+def copy_app(console: Console) -> FastAPI:
+    """What `make_app` makes, with routes that are made once: they would take most of the time of a test."""
+    made = _make_routes()
+    app, app.router = copy.copy(made), copy.copy(made.router)
+    app.router.routes, app.router.middleware_stack = [*made.router.routes], app.router.app
+    app.exception_handlers = {**made.exception_handlers}
+    app.state = State({"console": console})
+    return app
 
 
 class ConsoleClient:
@@ -22,7 +41,7 @@ class ConsoleClient:
     def __init__(self, runs: Path | UPath, trace_url: str = "") -> None:
         self._cache = tempfile.TemporaryDirectory(prefix="console-test-")
         own = ConsoleSettings(cache_dir=Path(self._cache.name), trace_url=trace_url)
-        self._app = make_app(Console(UPath(runs), Settings(console=own)))
+        self._app = copy_app(Console(UPath(runs), Settings(console=own)))
 
     def ask(self, path: str, **query: Any) -> httpx.Response:
         """Send a GET request below /api; an exception in the console is the test's."""

@@ -9,15 +9,18 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import WAIT_S, wait_until
 
-STALL_S = 2.0
-SOON_S = 60.0
-"""Long enough on a busy machine, for what takes a second on an idle one."""
+from forage_common.v1.trajectory_pb2 import Policy, PolicyPart
+
+SOON_S = WAIT_S
 Start = Callable[..., Any]
 
 
@@ -112,20 +115,21 @@ class Engine(Process):
 
     def receive_soon(self, trainer: Process, source: Path) -> Path:
         """Receive a file once the sender is not avoided any more."""
-        deadline = time.monotonic() + SOON_S
-        while True:
+
+        def receive() -> Path | None:
             target = self.begin(trainer.hello["port"], source)
-            if not self.read()["failure"]:
-                return target
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+            return None if self.read()["failure"] else target
+
+        target = wait_until(receive)
+        assert target is not None
+        return target
 
     def wait_for_bytes(self, count: int) -> None:
         """Return once the transfer that was begun last is in its middle."""
         folder, deadline = self.folder / str(self._transfers), time.monotonic() + SOON_S
         while not any(_measure(file) > count for file in folder.glob(".direct-*/w")):
             assert time.monotonic() < deadline
-            time.sleep(0.0005)
+            time.sleep(0.0005)  # as short as a transfer's middle is
 
 
 def _measure(file: Path) -> int:
@@ -143,12 +147,18 @@ def pool() -> Iterator[dict[str, list[Process]]]:
 
 
 @pytest.fixture
-def start(repository: Path, tmp_path: Path, pool: dict[str, list[Process]]) -> Iterator[Start]:
+def stall_s() -> float:
+    """How long a transfer may stand still: the limit of no test that stops nobody."""
+    return 3600.0
+
+
+@pytest.fixture
+def start(repository: Path, tmp_path: Path, pool: dict[str, list[Process]], stall_s: float) -> Iterator[Start]:
     """Starts a "trainer" or an "engine", with the arguments of its class."""
     started: list[tuple[str, Process]] = []
 
     def start_one(kind: str, **options: Any) -> Process:
-        options = {"stall_s": STALL_S} | options
+        options = {"stall_s": stall_s} | options
         key = json.dumps([kind, options])
         if pool.get(key):
             process = pool[key].pop()
@@ -188,20 +198,34 @@ def write(file: Path, size: int) -> Path:
 
 def wait_for_resources(trainer: Process, before: dict[str, int]) -> None:
     """Return once the trainer has no more threads, files and sockets than before."""
-    deadline = time.monotonic() + SOON_S
-    while True:
-        now = trainer.ask(count=True)
-        if all(count <= before[kind] for kind, count in now.items()):
-            return
-        assert time.monotonic() < deadline, (now, before)
-        time.sleep(0.05)
+    wait_until(
+        lambda: all(count <= before[kind] for kind, count in trainer.ask(count=True).items()),
+        lambda: (trainer.ask(count=True), before),
+    )
+
+
+def announce(policy: Policy, trainer: Process) -> str:
+    """The announcement of a policy that the trainer also sends."""
+    policy = Policy.FromString(policy.SerializeToString())
+    policy.direct.host, policy.direct.port = "127.0.0.1", trainer.hello["port"]
+    return policy.SerializeToString().hex()
+
+
+def offer(policy: Policy, to: Path) -> dict[str, str]:
+    """The files of all parts of a policy, moved to where only the trainer finds them."""
+    files = {}
+    for part in policy.parts or [PolicyPart(uri=policy.uri, files=policy.files)]:
+        for file in part.files:
+            target = to / file.digest.rpartition(":")[2]
+            source = Path(part.uri) / file.name
+            if source.exists():
+                source.rename(target)
+            files[file.digest] = str(target)
+    return files
 
 
 def occupy(trainer: Process, source: Path, name: str = "w") -> None:
     """Take a place of a trainer for as long as its patience lasts: nobody joins the transfer that is asked for here."""
-    import uuid
-    from datetime import timedelta
-
     from torch.distributed import TCPStore
 
     from forage_policies.direct import REQUESTS, Request, name_answer

@@ -34,14 +34,15 @@ def main() -> None:
             sender.offer({digest: Path(path) for digest, path in order["offer"].items()})
         if "gpu" in order:
             sender._gpu = order["gpu"]
-        write_line(dict(outcomes) if "outcomes" in order else count_resources())
+        write_line(dict(outcomes) if "outcomes" in order else count_resources(sender))
     sender.close()
-    write_line(count_resources())
+    write_line(count_resources(sender))
 
 
-def count_resources() -> dict[str, int]:
-    """Threads, and open files with sockets, of this process."""
-    return {"threads": len(os.listdir("/proc/self/task")), "files": len(os.listdir("/proc/self/fd"))}
+def count_resources(sender: DirectSender) -> dict[str, int]:
+    """Threads, and open files with sockets, of this process, and the transfers that are not over."""
+    threads, files = (len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd"))
+    return {"threads": threads, "files": files, "running": sender.count_running()}
 
 
 def write_line(answer: dict[str, Any]) -> None:

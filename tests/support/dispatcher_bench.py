@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import redis
+from waiting import WAIT_S, wait_until_async
 
 from forage_common.settings import DataSettings, RedisSettings, RolloutSettings, Settings
 from forage_common.streams.client import StreamClient
 from forage_common.streams.packing import pack_group
 from forage_common.v1.packed_pb2 import PackedGroup
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Replica, Trajectory, TrajectoryGroup
+from forage_rollout import dispatcher, served
 from forage_rollout.concurrency import AskCounts
 from forage_rollout.dispatcher import Dispatcher
 
@@ -47,13 +49,16 @@ class Engine:
 
 
 class Bench:
-    """A dispatcher at work, and the trainer's end of the streams."""
+    """A dispatcher at work, and the trainer's end of the streams.
+
+    No worker is so slow that another one reclaims its prompts, unless `reclaim_soon` was called.
+    """
 
     def __init__(self, redis_settings: RedisSettings) -> None:
-        fast = redis_settings.model_copy(update={"reclaim_idle_s": 0.6, "timeout_s": 2.0})
+        patient = redis_settings.model_copy(update={"reclaim_idle_s": 300.0, "timeout_s": 60.0})
         rollout = RolloutSettings(max_groups_in_flight=4, n=2)
-        self.settings = Settings(redis=fast, rollout=rollout, data=DataSettings(train_batch_size=2))
-        self.trainer = StreamClient(fast, "r", 2.0)
+        self.settings = Settings(redis=patient, rollout=rollout, data=DataSettings(train_batch_size=2))
+        self.trainer = StreamClient(patient, "r", 60.0)
         self.trainer.create_groups()
         self.trainer.publish(FIRST)
         self.engine = Engine(self.trainer)
@@ -62,11 +67,29 @@ class Bench:
         self.asked = 0
         self.services = asyncio.Event()
         self.services.set()
+        self.is_waiting_for_services = False
         self.runs: list[str] = []
 
     def limit(self, trajectories: int) -> None:
         rollout = self.settings.rollout.model_copy(update={"max_trajectories_in_flight": trajectories})
         self.settings = self.settings.model_copy(update={"rollout": rollout})
+
+    def reclaim_soon(self) -> None:
+        """For those who wait for it: prompts of a worker that is gone are reclaimed after a moment."""
+        self._update_redis(reclaim_idle_s=0.6)
+
+    def give_up_soon(self) -> None:
+        """For those who wait for it: a call of a server that hangs fails after a moment."""
+        self._update_redis(timeout_s=1.0)
+
+    def _update_redis(self, **changes: float) -> None:
+        changed = self.settings.redis.model_copy(update=changes)
+        self.settings = self.settings.model_copy(update={"redis": changed})
+
+    async def _wait_for_services(self) -> None:
+        self.is_waiting_for_services = True
+        await self.services.wait()
+        self.is_waiting_for_services = False
 
     async def ask_engines(self) -> dict[str, Replica]:
         self.asked += 1
@@ -83,15 +106,17 @@ class Bench:
             self.runs.append(asked.group_uid)
             return pack_group(await run(asked))
 
-        streams = StreamClient(self.settings.redis, "r", 1.0)
+        streams = StreamClient(self.settings.redis, "r", self.settings.redis.timeout_s)
         name = consumer or uuid.uuid4().hex
         dispatcher = Dispatcher(
-            self.settings, streams, name, run_counted, self.ask_engines, self.services.wait, ask_counts
+            self.settings, streams, name, run_counted, self.ask_engines, self._wait_for_services, ask_counts
         )
         task = asyncio.create_task(dispatcher.run())
-        yield dispatcher
-        task.cancel()
-        await asyncio.wait([task])
+        try:
+            yield dispatcher
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
 
     @asynccontextmanager
     async def run_one(self) -> AsyncIterator[tuple[Dispatcher, asyncio.Event]]:
@@ -107,19 +132,18 @@ class Bench:
             await self.wait_until(lambda: self.runs == ["g/0"])
             yield dispatcher, release
 
-    async def take_groups(self, count: int, timeout_s: float = 20.0) -> list[TrajectoryGroup]:
+    async def take_groups(self, count: int, timeout_s: float = WAIT_S) -> list[TrajectoryGroup]:
+        """Take groups off the stream until there are so many, or the time is over."""
         groups: list[TrajectoryGroup] = []
         deadline = time.monotonic() + timeout_s
         while len(groups) < count and time.monotonic() < deadline:
-            taken = await asyncio.to_thread(self.trainer.claim_groups, self.trainer.trajectories, 64, 0.2)
+            taken = await asyncio.to_thread(self.trainer.claim_groups, self.trainer.trajectories, 64, 0.1)
             groups += [entry.message for entry in taken]
             self.trainer.discard(self.trainer.trajectories, [entry.id for entry in taken])
         return groups
 
     async def wait_until(self, true: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
-            while not true():
-                await asyncio.sleep(0.02)
+        await wait_until_async(true)
 
 
 @pytest.fixture
@@ -129,5 +153,10 @@ def server(redis_server: RedisSettings) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-def bench(redis_server: RedisSettings) -> Bench:
+def bench(redis_server: RedisSettings, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(dispatcher, "RETRY_INTERVAL_S", 0.05)
+    # A thread that reads may outlive its test by so long.
+    monkeypatch.setattr(dispatcher, "BLOCK_S", 0.1)
+    monkeypatch.setattr(served, "WATCH_S", 0.2)
+    monkeypatch.setattr(served, "LIVELY_S", 3600)  # engines here give one sign of life
     return Bench(redis_server)

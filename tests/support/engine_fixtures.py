@@ -1,4 +1,4 @@
-"""What tests of real engines share: random models, and a codec of characters for scripted ones."""
+"""What tests of real engines share: random models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from scripted_engine import CharCodec
 
 TEXT = "the capital of France is Paris, the search for an answer"
 SIZES = {
@@ -17,11 +16,6 @@ SIZES = {
     "max_position_embeddings": 1024,
     "initializer_range": 0.08,
 }
-
-
-@pytest.fixture(scope="session")
-def char_codec() -> type[CharCodec]:
-    return CharCodec
 
 
 @pytest.fixture(scope="session")

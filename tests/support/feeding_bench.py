@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import pytest
 from trainer_parts import make_group
+from waiting import WAIT_S
 
 from forage_common.settings import RedisSettings, Settings, load_settings
 from forage_common.stop import Stop
@@ -23,7 +22,8 @@ from forage_trainer.data.feeder import Feeder
 from forage_trainer.waiting import RedisRetry
 
 SIZE = 3
-T = TypeVar("T")
+PATIENCE_S = 0.05
+"""Enough for a wait that must end without its groups: it looks at the stream once at least."""
 
 
 @dataclass
@@ -69,12 +69,14 @@ class Bench:
         """Count the groups that the trainer has claimed and not acknowledged."""
         return int(self.streams._redis.xpending(self.streams.trajectories, GROUP)["pending"])
 
-    def list_uids(self, batch: int, timeout_s: float = 5.0) -> list[str]:
+    def list_uids(self, batch: int, timeout_s: float = WAIT_S) -> list[str]:
         return [g.group_uid for g in self.batcher.next_batch(batch, timeout_s).groups]
 
 
 @pytest.fixture
-def bench(redis_server: RedisSettings) -> Callable[..., Bench]:
+def bench(redis_server: RedisSettings, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bench]:
+    monkeypatch.setattr("forage_trainer.data.batcher._BLOCK_S", 0.02)
+
     def make(*overrides: str) -> Bench:
         settings = load_settings(
             None,
@@ -88,7 +90,7 @@ def bench(redis_server: RedisSettings) -> Callable[..., Bench]:
         )
         stop, health = Stop(), Health()
         retry = RedisRetry(stop, health)
-        streams = StreamClient(settings.redis, "bench", 2.0, unpack=GroupDecoder(retry.disk))
+        streams = StreamClient(settings.redis, "bench", WAIT_S, unpack=GroupDecoder(retry.disk))
         streams.create_groups()
         rows = tuple(Question("q", "train", i, (), GroundTruth(targets=[str(i)]), str(i)) for i in range(20))
         feeder = Feeder(settings, streams, Batches(rows, SIZE, 0), retry)
@@ -96,12 +98,3 @@ def bench(redis_server: RedisSettings) -> Callable[..., Bench]:
         return Bench(settings, streams, stop, health, feeder, batcher)
 
     return make
-
-
-def wait_for(condition: Callable[[], T]) -> T:
-    """Return the result of `condition` once it is true."""
-    deadline = time.monotonic() + 20
-    while not (result := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return result

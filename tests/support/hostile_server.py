@@ -34,7 +34,7 @@ class HostileServer:
 
     def _answer(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):
-            connection.settimeout(10)
+            connection.settimeout(120)
             self.requests.append(connection.recv(2**16))
             self.serve(connection)
             connection.shutdown(socket.SHUT_WR)

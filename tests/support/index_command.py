@@ -42,7 +42,7 @@ class IndexCommand:
         program = ["-c", script] if script else ["-m", "forage_retriever.command"]
         command = [self._python, *program, *map(str, arguments)]
         return subprocess.run(
-            command, cwd=self._folder, env=self._environment, capture_output=True, text=True, timeout=240
+            command, cwd=self._folder, env=self._environment, capture_output=True, text=True, timeout=600
         )
 
     def run_all(self, *commands: Sequence[str | Path]) -> list[subprocess.CompletedProcess[str]]:

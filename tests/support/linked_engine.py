@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scripted_engine import CharCodec
+from char_codec import CharCodec
 
 from forage_rollout.links.frames import HEADER
 from forage_rollout.links.link import Door
@@ -34,9 +34,10 @@ def sample(request: Request) -> list[int]:
 
 @dataclass
 class SamplingEngine:
-    """Samples by `sample` within `delay_s`.
+    """Samples by `sample` after `delay_s`, once `gate` is set.
 
     Attributes:
+        gate: set unless a test clears it.
         asked: every request that began.
         finished: those that ended by themselves.
         fails: raised in place of sampling.
@@ -47,6 +48,10 @@ class SamplingEngine:
     finished: list[Request] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
     fails: Exception | None = None
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
 
     async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
         if messages[0]["role"] == "?":
@@ -56,6 +61,7 @@ class SamplingEngine:
     async def generate(self, request: Request) -> Generation:
         self.asked.append(request)
         await asyncio.sleep(self.delay_s)
+        await self.gate.wait()
         if self.fails is not None:
             raise self.fails
         self.finished.append(request)

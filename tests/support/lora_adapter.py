@@ -8,6 +8,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import save_file
+
 from forage_common.files.model_folder import read_model_shapes
 from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
 from forage_rollout.weights.adapter import CONFIG, WEIGHTS
@@ -19,17 +22,18 @@ VERSIONS = itertools.count(1)
 
 def write_adapter(folder: Path, model: Path, seed: int, rank: int = 4, **changes: Any) -> Policy:
     """A random adapter of a few linear layers, and its publication."""
-    import torch
-    from safetensors.torch import save_file
-
-    torch.manual_seed(seed)
+    random = np.random.default_rng(seed)
     shapes = read_model_shapes(model)
     matrices = {}
     for name, shape in shapes.items():
         module = name.removesuffix(".weight")
         if module.endswith(MODULES):
-            matrices[f"base_model.model.{module}.lora_A.weight"] = torch.randn(rank, shape[1]) * 0.2
-            matrices[f"base_model.model.{module}.lora_B.weight"] = torch.randn(shape[0], rank) * 0.2
+            matrices[f"base_model.model.{module}.lora_A.weight"] = 0.2 * random.standard_normal(
+                (rank, shape[1]), np.float32
+            )
+            matrices[f"base_model.model.{module}.lora_B.weight"] = 0.2 * random.standard_normal(
+                (shape[0], rank), np.float32
+            )
     folder.mkdir(parents=True)
     save_file(matrices, folder / WEIGHTS)
     targets = sorted({module.rpartition(".")[2] for module in MODULES})

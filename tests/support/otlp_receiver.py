@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as Message
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
+from waiting import wait_until
 
 from forage_common.settings import load_settings
 from forage_common.telemetry import tracing
@@ -72,13 +72,9 @@ class Receiver(TraceServiceServicer):
         """Find all spans of a name; of one trace where it is given."""
         return [span for span in list(self.spans) if span.name == name and trace_id in ("", span.trace_id)]
 
-    def wait_for(self, condition: Callable[[Receiver], Any], timeout_s: float = 20.0) -> Any:
+    def wait_for(self, condition: Callable[[Receiver], Any]) -> Any:
         """Wait until the condition returns something, and return it."""
-        deadline = time.monotonic() + timeout_s
-        while not (found := condition(self)):
-            assert time.monotonic() < deadline, f"it has only come to {sorted({span.name for span in self.spans})}"
-            time.sleep(0.02)
-        return found
+        return wait_until(lambda: condition(self), lambda: f"more than {sorted({span.name for span in self.spans})}")
 
 
 @contextmanager

@@ -155,8 +155,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory, free_address: Callable[[], 
         f"model.path={write_characters(folder / 'model')}",
         f"data.train_files=[{write_questions(folder / 'train.parquet', 10)}]",
         f"data.val_files=[{write_questions(folder / 'test.parquet', 9, split='test')}]",
-        "rollout.trajectory_timeout_s=5",
-        "rollout.score_timeout_s=5",
+        "rollout.trajectory_timeout_s=120",
+        "rollout.score_timeout_s=120",
     ]
     with serving.ensure_services(load_settings(None, overrides, {}), Console(quiet=True), (Program.REWARD,)):
         yield overrides
@@ -180,8 +180,15 @@ def sampler() -> Iterator[tuple[Sampler, str]]:
 
 @pytest.fixture
 def settings(
-    shared: list[str], scripted: CompletionsServer, sampler: tuple[Sampler, str], tmp_path: Path
+    shared: list[str],
+    scripted: CompletionsServer,
+    sampler: tuple[Sampler, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., Settings]:
+    monkeypatch.setattr("forage_trainer.validation.prober._PAUSE_S", 0.05)
+    monkeypatch.setattr("forage_trainer.validation.prober.POLL_INTERVAL_S", 0.05)
+
     def make(*overrides: str) -> Settings:
         own = [f"run.dir={tmp_path}", "run.id=r", f"rollout.http_address={scripted.address}"]
         own += [f"rollout.grpc_address={sampler[1]}", "trainer.probe.freq=2", "trainer.probe.trajectories=4"]

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 import yaml
+from waiting import WAIT_S, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXPORTER = "prometheus-redis-exporter"
 _SCRAPE = "1s"
-_START_S = 30.0
 
 
 class Prometheus:
@@ -58,10 +58,7 @@ class Prometheus:
         ]
         self.started_at = time.time()
         self.has_targets = False
-        deadline = time.monotonic() + _START_S
-        while not self._is_ready():
-            assert time.monotonic() < deadline, (folder / "prometheus.log").read_text()
-            time.sleep(0.1)
+        wait_until(self._is_ready, lambda: (folder / "prometheus.log").read_text())
 
     def scrape(self, targets: Mapping[str, str], redis: str = "", password: Path | None = None) -> None:
         """Start to scrape these addresses, by job, and Redis at an address if its exporter is installed.
@@ -101,7 +98,7 @@ class Prometheus:
     def close(self) -> None:
         for process in self._processes:
             process.terminate()
-            process.wait(30)
+            process.wait(WAIT_S)
         self._log.close()
 
     def _start(self, *command: str, environ: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:

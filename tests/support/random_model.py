@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
 CONTROLS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -59,4 +65,12 @@ def write_random_model(folder: Path, seed: int = 7, text: str = "", **sizes: Any
     tokenizer = build_tokenizer(text)
     tokenizer.save_pretrained(folder)
     build_random_model("qwen2", seed, **{"vocab_size": len(tokenizer), **sizes}).save_pretrained(folder)
+    return folder
+
+
+def write_value_model(folder: Path, policy: Path, seed: int = 8) -> Path:
+    """Write a value model with the body of a policy and a random head, so that its body has gradients at once."""
+    torch.manual_seed(seed)
+    model = AutoModelForTokenClassification.from_pretrained(policy, num_labels=1, dtype=torch.float32)
+    model.save_pretrained(folder)
     return folder

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from waiting import wait_until
 
 from forage_common.settings import RedisSettings
 
@@ -67,14 +67,15 @@ class RedisProcess:
 
 
 def _wait_until_reachable(port: str) -> None:
-    deadline = time.monotonic() + 10
-    while True:
-        try:
-            redis.Redis(port=int(port), retry=Retry(NoBackoff(), 0)).ping()
-            return
-        except redis.AuthenticationError:
-            return
-        except redis.ConnectionError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
+    with redis.Redis(port=int(port), retry=Retry(NoBackoff(), 0)) as client:
+        wait_until(lambda: _answers(client), f"an answer of the server at port {port}")
+
+
+def _answers(client: redis.Redis) -> bool:
+    try:
+        client.ping()
+    except redis.AuthenticationError:
+        return True
+    except redis.ConnectionError:
+        return False
+    return True

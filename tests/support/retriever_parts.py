@@ -1,32 +1,24 @@
-"""Parts of the retriever for its tests."""
+"""Parts of the retriever for its tests, in this process."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-
-import httpx
-from prometheus_client import REGISTRY
 
 from forage_common.errors import UnavailableError
-from forage_common.settings import RetrievalMode, RetrieverSettings, Settings
-from forage_common.telemetry.health import Health
 from forage_retriever.corpus.read import Passage
 from forage_retriever.corpus.store import Corpus, CorpusWriter
 from forage_retriever.hits import Filters, Hit, Searcher
 from forage_retriever.index.load import Index
-from forage_retriever.serve.front import Front
-from forage_retriever.serve.grpc_api import GrpcServer
-from forage_retriever.serve.http_api import make_app
 from forage_retriever.serve.retrieval import Results, Retrieval
 from forage_retriever.serve.source import LocalSource
 
 DEFAULT_TOPK = 3
+LONG_S = 300.0
+"""Limit of what must not end by its limit."""
 
 
 class Recorder:
@@ -39,10 +31,12 @@ class Recorder:
         self.open = threading.Event()
         self.open.set()
         self.busy = threading.Event()
+        self.current: list[str] = []  # queries of the search that began last
 
     def search(self, queries: Sequence[str], topk: int, filters: Filters = ()) -> list[list[Hit]]:
+        self.current = list(queries)
         self.busy.set()
-        self.open.wait(30)
+        assert self.open.wait(120)
         self.asked.append((list(queries), topk))
         if self.down:
             self.down -= 1
@@ -67,55 +61,10 @@ def record_bm25(index: Index) -> tuple[Index, Recorder]:
 
 
 @asynccontextmanager
-async def open_retrieval(index: Index, timeout_s: float = 30.0, max_waiting: int = 8192) -> AsyncIterator[Retrieval]:
+async def open_retrieval(index: Index, timeout_s: float = LONG_S, max_waiting: int = 8192) -> AsyncIterator[Retrieval]:
     """A retrieval over an index."""
     core = Retrieval(DEFAULT_TOPK, timeout_s)
     core.set_source(LocalSource(index, max_waiting))
-    try:
-        yield core
-    finally:
-        await core.stop()
-
-
-async def wait_until_queued(queries: int) -> None:
-    """Wait until so many queries are in the queue."""
-    async with asyncio.timeout(30):
-        while REGISTRY.get_sample_value("forage_retriever_waiting_queries") != queries:
-            await asyncio.sleep(0.01)
-
-
-def open_http_client(
-    core: Retrieval, health: Health | None = None, swap: SimpleNamespace | None = None
-) -> httpx.AsyncClient:
-    """A client of the HTTP application, in this process."""
-    app = make_app(core, health or Health(), swap)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://retriever")
-
-
-@asynccontextmanager
-async def serve_shard(index: Index, address: str, max_waiting: int = 1000) -> AsyncIterator[Retrieval]:
-    """Serve an index over gRPC."""
-    core = Retrieval(DEFAULT_TOPK, 30.0)
-    core.set_source(LocalSource(index, max_waiting))
-    server = GrpcServer(Settings(retriever=RetrieverSettings(grpc_address=address)), core, Health())
-    await server.start()
-    try:
-        yield core
-    finally:
-        await server.stop(0)
-        await core.stop()
-
-
-@asynccontextmanager
-async def serve_merger(
-    *addresses: str, timeout_s: float = 30.0, mode: RetrievalMode = RetrievalMode.BM25
-) -> AsyncIterator[Retrieval]:
-    """A retrieval over the retrievers at these addresses."""
-    settings = RetrieverSettings(mode=mode, shards=addresses, queue_timeout_s=timeout_s, max_waiting=100)
-    merged = Front(Settings(retriever=settings), Health())
-    core = Retrieval(DEFAULT_TOPK, timeout_s)
-    core.set_source(merged)
-    await asyncio.wait_for(merged.start(), 30)
     try:
         yield core
     finally:

@@ -1,19 +1,19 @@
-"""A reward service as a process, as its contract tests see it."""
+"""A reward service as a process, as its tests see it."""
 
 from __future__ import annotations
 
+import signal
 import ssl
-import time
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
-import pytest
+import psutil
+from waiting import WAIT_S, wait_until
 
-from forage_common.v1 import reward_pb2_grpc
+from forage_common.v1 import reward_pb2, reward_pb2_grpc, trajectory_pb2
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Service:
         return reward_pb2_grpc.RewardStub(self.channel)
 
     def read_metrics(self) -> str:
-        with self._get("/metrics", 20) as page:
+        with self._get("/metrics", WAIT_S) as page:
             text: str = page.read().decode()
         return text
 
@@ -46,23 +46,45 @@ class Service:
         return sum(float(line.rsplit(" ", 1)[1]) for line in self.read_metrics().splitlines() if line.startswith(name))
 
     def wait_until_ready(self) -> None:
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            assert self.process.poll() is None, f"the service ended: {self.log.read_text()}"
-            try:
-                with self._get("/readyz", 5):
-                    return
-            except OSError:
-                time.sleep(0.05)
-        pytest.fail("the service is not ready after 120 s")
+        wait_until(self._is_ready, f"{self.address} is ready")
+
+    def _is_ready(self) -> bool:
+        assert self.process.poll() is None, f"the service ended: {self.log.read_text()}"
+        try:
+            with self._get("/readyz", WAIT_S):
+                return True
+        except OSError:
+            return False
 
     def _get(self, path: str, timeout_s: float) -> Any:
         scheme, context = ("https", ssl.create_default_context(cafile=self.ca)) if self.ca else ("http", None)
         return urllib.request.urlopen(f"{scheme}://{self.health_address}{path}", timeout=timeout_s, context=context)
 
 
-def wait_for(condition: Callable[[], bool], failure: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, failure
-        time.sleep(0.05)
+def build_item(number: int = 0, source: str = "nq", target: str = "Oslo") -> reward_pb2.ScoreItem:
+    """A trajectory that answers "Oslo"."""
+    return reward_pb2.ScoreItem(
+        trajectory_id=f"t{number}",
+        data_source=source,
+        spans=[trajectory_pb2.Span(role=trajectory_pb2.ROLE_MODEL, text="<answer>Oslo</answer>")],
+        ground_truth=trajectory_pb2.GroundTruth(targets=[target]),
+    )
+
+
+def build_batch(size: int, **fields: str) -> reward_pb2.ScoreRequest:
+    return reward_pb2.ScoreRequest(items=[build_item(number, **fields) for number in range(size)])
+
+
+def assert_sigterm_finishes_calls(service: Service) -> None:
+    """Assert that calls in flight are answered after SIGTERM, and that no process stays."""
+    family = psutil.Process(service.process.pid).children(recursive=True)
+    calls = [
+        service.open_stub().Score.future(build_batch(1, source="user", target="hang"), timeout=WAIT_S) for _ in range(2)
+    ]
+    wait_until(lambda: service.read_metric("forage_reward_queue_items") == 2.0, "the calls were not queued")
+    service.process.send_signal(signal.SIGTERM)
+    for call in calls:
+        assert call.result().items[0].score.status == trajectory_pb2.STATUS_TIMEOUT
+    assert service.process.wait(timeout=WAIT_S) == 0
+    assert '"event": "stopped"' in service.log.read_text()
+    wait_until(lambda: not any(process.is_running() for process in family), f"{family} are still there")

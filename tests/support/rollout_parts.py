@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import waiting
 
 from forage_common.streams.client import StreamClient
 from forage_common.text.search_prompt import format_search_prompt
@@ -71,7 +72,7 @@ def get(address: str, path: str) -> tuple[int, str]:
     opener = urllib.request.OpenerDirector()  # without the handler that raises on 503: /readyz answers with it
     opener.add_handler(urllib.request.HTTPHandler())
     try:
-        with opener.open(request, timeout=10) as reply:
+        with opener.open(request, timeout=60) as reply:
             return reply.status, reply.read().decode()
     except (OSError, http.client.HTTPException):
         return 0, ""
@@ -83,11 +84,22 @@ def list_waiting(address: str) -> set[str] | None:
     return set(json.loads(text)["waiting_for"]) if status else None
 
 
-def wait_until(true: Callable[[], Any], timeout_s: float = START_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.1)
+def wait_until(true: Callable[[], Any]) -> None:
+    """Wait as long as a busy machine may need to start everything."""
+    waiting.wait_until(true, limit_s=START_S)
+
+
+def end(process: subprocess.Popen[bytes], family: list[psutil.Process]) -> int:
+    """Return the exit code of a process that ends, once nothing of its family is left."""
+    wait_until(lambda: process.poll() is not None and not any(map(is_running, family)))
+    return process.returncode
+
+
+def is_running(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def publish(streams: StreamClient, model: Path, runs: Path, version: int, epoch: int) -> Policy:

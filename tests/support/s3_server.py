@@ -12,7 +12,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUCKET = "policies"
-_START_S, _ANSWER_S = 60.0, 5.0
+_START_S, _ANSWER_S = 120.0, 60.0
 
 
 class S3Server:
@@ -57,6 +57,11 @@ class S3Server:
                 return True
         except OSError:
             return False
+
+    def reset(self) -> None:
+        """Forget everything; `create_bucket` must follow."""
+        request = urllib.request.Request(f"{self._url}/moto-api/reset", method="POST")
+        urllib.request.urlopen(request, timeout=_ANSWER_S).close()
 
     def kill(self) -> None:
         if self.process is not None:

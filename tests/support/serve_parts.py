@@ -6,9 +6,10 @@ import asyncio
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ray import serve
+from waiting import wait_until_async
 
 from forage_common.settings import ReplicaSettings, Settings
 from forage_common.telemetry.logs import get_logger
@@ -26,9 +27,21 @@ from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.weights.policy import NotServingError
 
 
+class Inside(NamedTuple):
+    """An engine's process, the affinities that were released, and its generations that were cancelled or run."""
+
+    pid: int
+    released: list[str]
+    cancelled: int
+    running: int
+
+
 @dataclass
 class Scripted:
-    """A scripted engine; its tokens are the id of its process. Names that begin with "leased" hold leases."""
+    """A scripted engine; its tokens are the id of its process. Names that begin with "leased" hold leases.
+
+    gate: generations end once it is set.
+    """
 
     serving: Policy | None = None
     out_of_service: str = ""
@@ -36,6 +49,8 @@ class Scripted:
     leases: Leases = field(default_factory=lambda: Leases(600.0))
     counts: EngineCounts = field(default_factory=EngineCounts)
     cancelled: int = 0
+    running: int = 0
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
     end_of_turn: str = ""
 
     async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
@@ -46,11 +61,15 @@ class Scripted:
             raise NotServingError(self.out_of_service)
         if request.affinity.startswith("leased"):
             await self.leases.acquire(request.affinity)
+        self.running += 1
         try:
             await asyncio.sleep(request.max_tokens / 100)
+            await self.gate.wait()
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
+        finally:
+            self.running -= 1
         self.counts.requests += 1
         assert request == Request(
             request.token_ids, request.max_tokens, 0.5, 0.9, 7, 11, ("</x>",), 2, request.affinity
@@ -77,6 +96,7 @@ class ScriptedDeployment(EngineDeployment):
         self._replica = str(os.getpid())
         self._check_pace = CheckPace()
         self._engine: Any = Scripted()
+        self._engine.gate.set()
         self._drain_timeout_s = 60.0
         self._server, self._door = await open_door(self._engine)
 
@@ -90,8 +110,15 @@ class ScriptedDeployment(EngineDeployment):
     async def say(self, word: str) -> None:
         get_logger().info(word)
 
-    async def inside(self) -> tuple[int, list[str], int]:
-        return os.getpid(), self._engine.released, self._engine.cancelled
+    async def hold(self, holds: bool) -> None:
+        """Let no generation end from now on, or go on."""
+        if holds:
+            self._engine.gate.clear()
+        else:
+            self._engine.gate.set()
+
+    async def inside(self) -> Inside:
+        return Inside(os.getpid(), self._engine.released, self._engine.cancelled, self._engine.running)
 
     async def __del__(self) -> None:
         await self._server.leave(self._drain_timeout_s)
@@ -130,9 +157,7 @@ class CallerDeployment:
 
     async def connect(self, replicas: int) -> None:
         engines = await self.engines()
-        async with asyncio.timeout(60):
-            while engines.counts.engine_links < replicas:
-                await asyncio.sleep(0.01)
+        await wait_until_async(lambda: engines.counts.engine_links >= replicas)
 
     async def many(self, names: list[str], tokens: int) -> list[int]:
         engines = await self.engines()

@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,10 @@ import pytest
 StartService = Callable[..., subprocess.Popen[str]]
 
 
-@pytest.fixture
-def start_service(repository: Path, tmp_path: Path) -> Iterator[StartService]:
-    """`start("reward", "reward.workers=1")`: a service, or a module of one, from its own environment; killed after the
-    test."""
+@contextmanager
+def run_services(repository: Path, folder: Path) -> Iterator[StartService]:
+    """`start("reward", "reward.workers=1")`: a service, or a module of one, from its own environment and in a folder;
+    killed at the end of the block."""
     started: list[subprocess.Popen[str]] = []
 
     def start(service: str, *overrides: str) -> subprocess.Popen[str]:
@@ -27,7 +28,7 @@ def start_service(repository: Path, tmp_path: Path) -> Iterator[StartService]:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("FORAGE__")}
         process = subprocess.Popen(
             [str(python if python.exists() else sys.executable), "-m", f"forage_{service}", *overrides],
-            cwd=tmp_path,
+            cwd=folder,
             env=environment | {"OMP_NUM_THREADS": "1"},
             stderr=subprocess.PIPE,
             text=True,
@@ -42,6 +43,13 @@ def start_service(repository: Path, tmp_path: Path) -> Iterator[StartService]:
 
 
 @pytest.fixture
+def start_service(repository: Path, tmp_path: Path) -> Iterator[StartService]:
+    """`run_services` of a test."""
+    with run_services(repository, tmp_path) as start:
+        yield start
+
+
+@pytest.fixture(scope="session")
 def wait_until_ready() -> Callable[[subprocess.Popen[str], str], None]:
     """Wait for a service's `/readyz`; fails at once with its log when the process ends."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, Response
 from pydantic import BaseModel
+from waiting import WAIT_S
 
 from forage_retriever.encoders.encoder import Encoder
 
@@ -82,7 +83,7 @@ class Server:
             return None
         status = self.failures.pop(0)
         if status == 0:
-            await asyncio.sleep(60)
+            await asyncio.sleep(3600)
         return Response(b'[{"index": 0' if status == 200 else b"", status, media_type="application/json")
 
 
@@ -99,4 +100,4 @@ def serve_tei(encoder: Encoder, score: Callable[[str, Sequence[str]], Sequence[f
         yield server
     finally:
         http.should_exit = True
-        thread.join(10)
+        thread.join(WAIT_S)

@@ -6,20 +6,16 @@ import hashlib
 import json
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import grpc
 import pyarrow as pa
 import pyarrow.parquet as pq
+from waiting import WAIT_S
 
 from forage_common.settings import RedisSettings
 from forage_common.streams.client import Entry, StreamClient
 from forage_common.streams.prompt_identity import build_group
-from forage_common.v1.reward_pb2 import DescribeRequest, DescribeResponse, RewardDescription, RewardUse
-from forage_common.v1.reward_pb2_grpc import RewardServicer, add_RewardServicer_to_server
 from forage_common.v1.trajectory_pb2 import (
     Component,
     Policy,
@@ -139,29 +135,6 @@ def save_checkpoint(
     return path
 
 
-class _Routes(RewardServicer):
-    def __init__(self, data_sources: Sequence[str]) -> None:
-        self._data_sources = data_sources
-
-    def Describe(self, request: DescribeRequest, context: grpc.ServicerContext) -> DescribeResponse:
-        uses = [RewardUse(data_source=source) for source in self._data_sources]
-        uses.append(RewardUse(data_source="shadowed", shadow=True))
-        return DescribeResponse(rewards=[RewardDescription(name="em", uses=uses)])
-
-
-@contextmanager
-def serve_routes(address: str, *data_sources: str) -> Iterator[None]:
-    """A reward service that has routes for these data sources, and that nobody asks for scores."""
-    server = grpc.server(ThreadPoolExecutor(2))
-    add_RewardServicer_to_server(_Routes(data_sources), server)
-    assert server.add_insecure_port(address)
-    server.start()
-    try:
-        yield
-    finally:
-        server.stop(None).wait()
-
-
 class ScriptedRollout(threading.Thread):
     """A scripted rollout service on a real server: it answers a prompt once its lowest policy version is published.
 
@@ -198,7 +171,8 @@ class ScriptedRollout(threading.Thread):
 
     def end(self) -> None:
         self._ended.set()
-        self.join(20)
+        self.join(WAIT_S)
+        assert not self.is_alive(), "it does not end"
 
     def _is_ready(self, prompt: Prompt, policy: Policy) -> bool:
         return prompt.min_policy_version <= policy.version

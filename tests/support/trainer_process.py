@@ -7,17 +7,20 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from trainer_parts import ScriptedRollout, read_lines, serve_routes, write_model, write_questions
+from reward_routes import serve_routes
+from trainer_parts import ScriptedRollout, read_lines, write_model, write_questions
+from waiting import wait_until
 
 from forage_common.settings import RedisSettings
 from forage_common.streams.client import StreamClient
 
 BATCH = 3
+LIMIT_S = 500.0
+"""Of a whole run."""
 _DYING = Path(__file__).with_name("dying_trainer.py")
 
 
@@ -62,19 +65,24 @@ class TrainerProcess:
 
     def die_at(self, point: str, step: int) -> None:
         """Start, and be killed at a point of `dying_trainer`."""
-        assert self.start(str(_DYING), point, str(step)).wait(200) == -signal.SIGKILL, self.log[-3000:]
+        assert self.start(str(_DYING), point, str(step)).wait(LIMIT_S) == -signal.SIGKILL, self.log[-3000:]
 
     def complete(self) -> None:
-        assert self.start().wait(200) == 0, self.log[-3000:]
+        assert self.start().wait(LIMIT_S) == 0, self.log[-3000:]
 
     def run_until(self, step: int) -> subprocess.Popen[bytes]:
         process = self.start()
-        deadline = time.monotonic() + 150
-        while len(self.metrics) < step:
-            assert process.poll() is None, self.log[-3000:]
-            assert time.monotonic() < deadline, self.log[-3000:]
-            time.sleep(0.02)
+        self.wait_for_step(process, step)
         return process
+
+    def wait_for_step(self, process: subprocess.Popen[bytes], step: int) -> None:
+        """Return once the process has taken the step, and while it still runs."""
+
+        def is_taken() -> bool:
+            assert process.poll() is None, self.log[-3000:]
+            return len(self.metrics) >= step
+
+        wait_until(is_taken, lambda: self.log[-3000:], LIMIT_S)
 
     @property
     def log(self) -> str:

@@ -64,7 +64,7 @@ class Keeper:
         self._thread.join()
 
     def _keep(self) -> None:
-        while not self._ending.wait(_LOOK_S):
+        while not self._ending.wait(_LOOK_S):  # lint: short because it is the pause between two looks
             for folder in self._policies.glob("v*-e*"):
                 version = int(folder.name[1:].partition("-")[0])
                 if -version % SAVED_EVERY in _BEHIND and not (self.kept / folder.name).exists():

@@ -27,9 +27,8 @@ MAY_GROW_BYTES = 64 * 2**20
 
 _SAVED = 10
 _SAVED_PER_KIND = 2
-_END_S = 10.0
+_END_S = 120.0
 _MINIMISE_S = 20.0
-_END_S = 10.0
 _MINIMISE_SENDS = 60
 
 
@@ -164,14 +163,15 @@ class Play:
                 return  # that of another input, which has been counted
             if verdict.fault is Fault.CRASH and not await self._sees_end():
                 verdict = Verdict(verdict.outcome, Fault.HANG, verdict.detail)
-            if not self._is_alive():
+            has_ended = not self._is_alive()
+            if has_ended:
                 self._result.crashes += 1
                 detail = self._target.processes[-1].describe_end()
                 self._note(f"crash: {detail}")
                 for suspect in suspects:
                     self._save(suspect, Fault.CRASH, detail)
                 await self._target.start()
-            elif verdict.fault is Fault.ERROR:
+            if verdict.fault is Fault.ERROR:  # also where another input has ended the process meanwhile
                 self._result.errors += 1
                 kind = _describe_kind(one, verdict)
                 self._kinds[kind] += 1
@@ -180,7 +180,7 @@ class Play:
                 if self._kinds[kind] <= _SAVED_PER_KIND:
                     smallest = await self._minimise(one, verdict)
                     self._save(smallest, Fault.ERROR, verdict.detail or verdict.outcome)
-            elif verdict.fault is Fault.HANG:
+            elif verdict.fault is Fault.HANG and not has_ended:
                 self._result.hangs += 1
                 self._note(f"{one.call} {one.name}: {verdict.detail}")
                 self._save(one, Fault.HANG, verdict.detail)
@@ -199,7 +199,7 @@ class Play:
         """
         if len(one.parts) > 1 or not one.size or one.call in ("http", "tcp"):
             return one
-        deadline, sends = time.monotonic() + _MINIMISE_S, 0
+        deadline, sends = time.monotonic() + _MINIMISE_S, 0  # lint: short because any content will do
         content, step = one.parts[0], len(one.parts[0]) // 2
         while step >= 1 and sends < _MINIMISE_SENDS and time.monotonic() < deadline:
             for begin in range(0, len(content), step):

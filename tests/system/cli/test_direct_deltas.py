@@ -30,7 +30,7 @@ def read_metrics(demo: Demo) -> dict[str, float]:
     found: dict[str, float] = {}
     for job in ("trainer", "rollout"):
         try:
-            with urllib.request.urlopen(f"http://{demo.metrics[job]}/metrics", timeout=5) as reply:
+            with urllib.request.urlopen(f"http://{demo.metrics[job]}/metrics", timeout=60) as reply:
                 text = reply.read().decode()
         except OSError:
             return {}

@@ -81,7 +81,7 @@ def _check_grpc(settings: Settings) -> None:
     def describe(credentials: grpc.ChannelCredentials, metadata: tuple[tuple[str, str], ...]) -> grpc.StatusCode:
         with grpc.secure_channel(settings.reward.grpc_address, credentials) as channel:
             try:
-                RewardStub(channel).Describe(DescribeRequest(), metadata=metadata, timeout=10)
+                RewardStub(channel).Describe(DescribeRequest(), metadata=metadata, timeout=120)
             except grpc.RpcError as error:
                 return error.code()
         return grpc.StatusCode.OK

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timeout(900)]
 SCRIPT = """
 import concurrent.futures, sys, time
 from ray.cluster_utils import Cluster
@@ -42,15 +42,15 @@ application.build_application = lambda given: serve_parts.build_application(
 )
 cluster = open_cluster(settings)
 starting = concurrent.futures.ThreadPoolExecutor().submit(cluster.start)
-deadline = time.monotonic() + 120
+deadline = time.monotonic() + 280
 while not (details := [wait["detail"] for wait in list_waits() if wait["on"] == "ray" and wait["detail"]]):
     assert not starting.done(), starting.result()
     assert time.monotonic() < deadline, list_waits()
     time.sleep(0.1)
 print(details[0], flush=True)
 nodes.add_node(num_cpus=1, num_gpus=4, node_ip_address="127.0.0.2", **small)
-starting.result(timeout=120)
-print(sorted(cluster.get_handle("Dispatcher").everywhere.remote("place").result(timeout_s=60)), flush=True)
+starting.result(timeout=280)
+print(sorted(cluster.get_handle("Dispatcher").everywhere.remote("place").result(timeout_s=280)), flush=True)
 cluster.stop(10.0)
 nodes.shutdown()
 """

@@ -7,14 +7,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from waiting import wait_until
 
-pytestmark = [pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.timeout(900)]
 LOOPBACK = {"RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # despite its name
 SERVICE = """
 import concurrent.futures, os, sys, time
@@ -44,7 +44,7 @@ cluster = cluster if settings.rollout.use_existing_app else Scripted(settings)
 cluster.start()
 for line in sys.stdin:
     if line == "run\\n":
-        answers = cluster.get_handle("Dispatcher").many.remote(["g"] * 3, 1).result(timeout_s=60)
+        answers = cluster.get_handle("Dispatcher").many.remote(["g"] * 3, 1).result(timeout_s=280)
         print("answers", len(answers), flush=True)
     elif line == "watch\\n":
         # As the main process does, whose limit is longer.
@@ -71,11 +71,11 @@ def head(free_address: Callable[[], str], tmp_path: Path) -> Iterator[str]:
     environment = os.environ | LOOPBACK | {"RAY_TMPDIR": folder, "PYTHONPATH": os.pathsep.join(sys.path)}
     with (tmp_path / "ray.log").open("wb") as log:
         process = subprocess.Popen(ray, env=environment, stdout=log, stderr=log)
-    deadline = time.monotonic() + 120
-    while b"Ray runtime started" not in (tmp_path / "ray.log").read_bytes():
-        assert process.poll() is None, (tmp_path / "ray.log").read_text()
-        assert time.monotonic() < deadline, (tmp_path / "ray.log").read_text()
-        time.sleep(0.2)
+    log_file = tmp_path / "ray.log"
+    wait_until(
+        lambda: process.poll() is not None or b"Ray runtime started" in log_file.read_bytes(), log_file.read_text, 280.0
+    )
+    assert process.poll() is None, log_file.read_text()
     yield address
     for member in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
         member.kill()
@@ -108,7 +108,7 @@ class Run:
         return self._process.stdout.readline()
 
     def stop(self) -> str:
-        return self._process.communicate(timeout=60)[0]
+        return self._process.communicate(timeout=280)[0]
 
     def end(self) -> None:
         self._process.kill()

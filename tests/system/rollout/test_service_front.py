@@ -19,6 +19,7 @@ import openai
 import pytest
 from listening import LOOPBACK, list_listening
 from rollout_parts import ADDRESSES, Services, build_prompt, get, list_waiting, publish, wait_until, write_small_corpus
+from waiting import WAIT_S
 
 from forage_common.security.tokens import authorization_metadata
 from forage_common.settings import RedisSettings
@@ -77,10 +78,10 @@ def test_the_endpoints_of_a_real_service(
 
         # Without the token there is nothing; health and metrics stay open.
         with pytest.raises(grpc.RpcError) as refused:
-            stub.GetStatus(GetStatusRequest(), timeout=10)
+            stub.GetStatus(GetStatusRequest(), timeout=300)
         assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
         assert httpx.get(f"http://{addresses['rollout.http_address']}/v1/models").status_code == 401
-        status = stub.GetStatus(GetStatusRequest(), timeout=10, metadata=metadata)
+        status = stub.GetStatus(GetStatusRequest(), timeout=300, metadata=metadata)
         assert (status.serving, status.engines, status.paused) == (first, 1, False)
 
         # Ray, Serve and vLLM have ports of their own; none is for other machines.
@@ -88,7 +89,7 @@ def test_the_endpoints_of_a_real_service(
         assert set(listening) <= LOOPBACK, listening
 
         # What is streamed is what the group holds; and the same seed gives the same tokens.
-        events = list(stub.RunStream(RunStreamRequest(prompt=build_prompt(1, 0, 0)), timeout=60, metadata=metadata))
+        events = list(stub.RunStream(RunStreamRequest(prompt=build_prompt(1, 0, 0)), timeout=300, metadata=metadata))
         group = events[-1].group
         assert [t.status for t in group.trajectories] == [Status.STATUS_OK] * 4
         acted = sum(event.WhichOneof("event") == "acted" for event in events)
@@ -96,67 +97,67 @@ def test_the_endpoints_of_a_real_service(
         observed = [event for event in events if event.WhichOneof("event") == "observed"]
         assert any(event.observed.documents and "<information>" in event.text for event in observed)
         again = stub.Run(
-            RunRequest(prompt=render_prompt(build_prompt(1, 0, 0), group)), timeout=60, metadata=metadata
+            RunRequest(prompt=render_prompt(build_prompt(1, 0, 0), group)), timeout=300, metadata=metadata
         ).group
         assert [list(t.token_ids) for t in again.trajectories] == [list(t.token_ids) for t in group.trajectories]
 
         # A bad prompt is refused by field.
         with pytest.raises(grpc.RpcError, match=r"prompt\.samples is 0: expected 1 to 1024") as refused:
-            stub.Run(RunRequest(prompt=build_prompt(1, 0, 0, samples=0)), timeout=10, metadata=metadata)
+            stub.Run(RunRequest(prompt=build_prompt(1, 0, 0, samples=0)), timeout=300, metadata=metadata)
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
         # While engines stand still a prompt waits; it is not lost.
-        assert stub.Pause(PauseRequest(), timeout=30, metadata=metadata).engines == 1
-        assert stub.GetStatus(GetStatusRequest(), timeout=10, metadata=metadata).paused
+        assert stub.Pause(PauseRequest(), timeout=300, metadata=metadata).engines == 1
+        assert stub.GetStatus(GetStatusRequest(), timeout=300, metadata=metadata).paused
         answers: list[Any] = []
         waiting = threading.Thread(
             target=lambda: answers.append(
-                stub.Run(RunRequest(prompt=build_prompt(2, 0, 0)), timeout=60, metadata=metadata)
+                stub.Run(RunRequest(prompt=build_prompt(2, 0, 0)), timeout=300, metadata=metadata)
             )
         )
         waiting.start()
-        time.sleep(1.5)
+        time.sleep(0.5)
         assert not answers
-        assert stub.Resume(ResumeRequest(), timeout=30, metadata=metadata).engines == 1
-        waiting.join(30)
+        assert stub.Resume(ResumeRequest(), timeout=300, metadata=metadata).engines == 1
+        waiting.join(WAIT_S)
         assert len(answers[0].group.trajectories) == 4
 
         # A caller that goes away ends its trajectories.
         call = stub.RunStream(
-            RunStreamRequest(prompt=build_prompt(3, 0, 0, samples=256)), timeout=60, metadata=metadata
+            RunStreamRequest(prompt=build_prompt(3, 0, 0, samples=256)), timeout=300, metadata=metadata
         )
         next(call)
         call.cancel()
-        wait_until(lambda: read_metric(health, "forage_rollout_samples_in_flight") == 0, 15)
+        wait_until(lambda: read_metric(health, "forage_rollout_samples_in_flight") == 0)
 
         # Weights without a trainer: never older ones, never altered ones.
         with pytest.raises(grpc.RpcError, match="not newer than what is served, version 5 of epoch 1") as refused:
-            stub.UpdateWeights(UpdateWeightsRequest(policy=first), timeout=60, metadata=metadata)
+            stub.UpdateWeights(UpdateWeightsRequest(policy=first), timeout=300, metadata=metadata)
         assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
         newer = copy_policy(model, tmp_path / "runs/e2e/newer", version=6)
         altered = Policy(version=6, epoch=1, uri=newer.uri, digest="0" * 64)
         with pytest.raises(grpc.RpcError, match="digest") as refused:
-            stub.UpdateWeights(UpdateWeightsRequest(policy=altered), timeout=60, metadata=metadata)
+            stub.UpdateWeights(UpdateWeightsRequest(policy=altered), timeout=300, metadata=metadata)
         assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
-        reply = stub.UpdateWeights(UpdateWeightsRequest(policy=newer), timeout=60, metadata=metadata)
+        reply = stub.UpdateWeights(UpdateWeightsRequest(policy=newer), timeout=300, metadata=metadata)
         assert reply.serving == newer
-        assert 0 < reply.pause_s < 5
-        group = stub.Run(RunRequest(prompt=build_prompt(4, 0, 0)), timeout=60, metadata=metadata).group
+        assert reply.pause_s > 0
+        group = stub.Run(RunRequest(prompt=build_prompt(4, 0, 0)), timeout=300, metadata=metadata).group
         assert {s.version for t in group.trajectories for s in t.segments} == {6}
 
     # Over HTTP: the loop, turn by turn; and the bare engine.
     base = f"http://{addresses['rollout.http_address']}/v1"
     headers = dict(metadata)
     question = {"question": "What is the capital of Norland?", "seed": 3, "temperature": 1.0}
-    with httpx.stream("POST", f"{base}/ask", json=question, headers=headers, timeout=60) as response:
+    with httpx.stream("POST", f"{base}/ask", json=question, headers=headers, timeout=300) as response:
         lines = list(response.iter_lines())
     names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
     data = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
     assert (names[0], names[-1]) == ("turn", "done")
     assert [d["text"] for n, d in zip(names, data, strict=True) if n == "turn"]
-    whole = httpx.post(f"{base}/ask", json={**question, "stream": False}, headers=headers, timeout=60).json()
+    whole = httpx.post(f"{base}/ask", json={**question, "stream": False}, headers=headers, timeout=300).json()
     assert whole["answers"] == data[-1]["answers"]
-    client = openai.OpenAI(base_url=base, api_key="secret", timeout=60)
+    client = openai.OpenAI(base_url=base, api_key="secret", timeout=300)
     asked: Any = {"model": model.name, "prompt": "the capital of", "max_tokens": 8, "temperature": 0}
     text = client.completions.create(**asked).choices[0].text
     assert text
@@ -167,10 +168,10 @@ def test_the_endpoints_of_a_real_service(
     assert read_metric(health, "forage_rollout_policy_updates_total") == 2
     assert read_metric(health, "forage_rollout_token_staleness_count") > 0
     service.send_signal(signal.SIGTERM)
-    assert service.wait(timeout=40) == 0
+    assert service.wait(WAIT_S) == 0
 
 
-def test_an_http_port_in_use_or_a_token_file_without_token_ends_with_one_sentence(
+def test_a_port_in_use_or_a_token_file_without_token_ends_with_one_sentence(
     services: Services, free_address: Callable[[], str], repository: Path, tmp_path: Path
 ) -> None:
     addresses = {f"{name}_address": free_address() for name in ADDRESSES}
@@ -178,14 +179,16 @@ def test_an_http_port_in_use_or_a_token_file_without_token_ends_with_one_sentenc
     common.append(f"model.path={repository}/models/tiny-policy")
     http, token = addresses["rollout.http_address"], tmp_path / "token"
     token.touch()
-    host, _, port = http.rpartition(":")
-    with socket.create_server((host, int(port))):
-        assert services.start("rollout", *common).wait(timeout=60) == 2
-    assert services.start("rollout", *common, f"rollout.auth_token_file={token}").wait(timeout=60) == 2
+    for address in (http, addresses["rollout.health_address"]):
+        host, _, port = address.rpartition(":")
+        with socket.create_server((host, int(port))):
+            assert services.start("rollout", *common).wait(WAIT_S) == 2
+    assert services.start("rollout", *common, f"rollout.auth_token_file={token}").wait(WAIT_S) == 2
     said = [line for line in (tmp_path / "rollout.log").read_text().splitlines() if line.startswith("forage rollout: ")]
-    assert len(said) == 2
+    assert len(said) == 3
     assert f"cannot listen on {http}" in said[0]
-    assert f"rollout.auth_token_file {token} holds no single token" in said[1]
+    assert f"cannot listen on {addresses['rollout.health_address']}" in said[1]
+    assert f"rollout.auth_token_file {token} holds no single token" in said[2]
 
 
 def render_prompt(asked: Prompt, group: Any) -> Prompt:

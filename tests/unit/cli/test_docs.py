@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from collections.abc import Iterable, Iterator
@@ -106,9 +107,19 @@ def _is_defined(name: str) -> bool:
     return folder.is_dir()
 
 
+@functools.cache
+def _read_chart_values() -> Any:
+    return yaml.safe_load((REPOSITORY / "deploy/helm/forage/values.yaml").read_text())
+
+
+@functools.cache
+def _make_commands() -> Any:
+    return typer.main.get_command(app)
+
+
 def _is_chart_value(name: str) -> bool:
     """Whether the chart's values.yaml has this name, as `rollout.auth`: one page tells of both."""
-    node = yaml.safe_load((REPOSITORY / "deploy/helm/forage/values.yaml").read_text())
+    node = _read_chart_values()
     for part in name.split("."):
         if not isinstance(node, dict) or part not in node:
             return False
@@ -145,7 +156,7 @@ def _is_command(line: str) -> bool:
     words = shlex.split(line.split(";")[0].split("&&")[0], comments=True)
     if words[0] in FORWARDED:
         return True
-    command: Any = typer.main.get_command(app)
+    command = _make_commands()
     while words and (children := getattr(command, "commands", {})):
         if words[0] in children:
             command = children[words.pop(0)]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from forage_command import RunForage, run_forage
 from history_files import Event, Story, tell_story
 
 from forage_cli.runs.history import Report, check
 from forage_common.errors import DataError
 
-FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()"]
+__all__ = ["run_forage"]
 
 
 @pytest.fixture
@@ -469,21 +468,19 @@ def test_times_of_two_machines_are_ordered_by_the_time_of_day_up_to_a_second(tmp
     assert {violation.rule for violation in check(folder).violations} == {"unannounced"}
 
 
-def run_forage(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*FORAGE, "check-history", *arguments], capture_output=True, text=True, timeout=60)
-
-
-def test_the_command_prints_a_table_the_operations_of_a_violation_and_one_json_object(tmp_path: Path) -> None:
+def test_the_command_prints_a_table_the_operations_of_a_violation_and_one_json_object(
+    run_forage: RunForage, tmp_path: Path
+) -> None:
     sound = tell_story().write(tmp_path / "sound")
-    ended = run_forage(str(sound), "--complete")
-    assert ended.returncode == 0, ended.stderr
+    ended = run_forage("check-history", str(sound), "--complete")
+    assert ended.code == 0, ended.stderr
     assert re.search(r"^ issue +10 +6 +3 +0 +1 *$", ended.stdout, re.MULTILINE), ended.stdout
     assert json.loads(ended.stdout.splitlines()[-1])["complete"] is True
 
     story = tell_story()
     repeat("finish", entry="p10")(story)
-    ended = run_forage(str(story.write(tmp_path / "broken")))
-    assert ended.returncode == 1
+    ended = run_forage("check-history", str(story.write(tmp_path / "broken")))
+    assert ended.code == 1
     assert "violated (twice): the prompt of entry p10 was finished twice" in ended.stdout
     assert len(re.findall(r"^    \[\S+, \S+\] worker #\d+ finish .*entry=p10.* → ok$", ended.stdout, re.MULTILINE)) == 2
     assert json.loads(ended.stdout.splitlines()[-1])["rules"] == {"twice": 1}
@@ -491,14 +488,14 @@ def test_the_command_prints_a_table_the_operations_of_a_violation_and_one_json_o
     story = tell_story()
     drop("acknowledge", step=3)(story)
     folder = story.write(tmp_path / "going")
-    ended = run_forage(str(folder))
-    assert ended.returncode == 0, ended.stdout
+    ended = run_forage("check-history", str(folder))
+    assert ended.code == 0, ended.stdout
     assert "so far: 2 of 3 steps acknowledged\noutstanding: batch 3, positions 0, 1\n" in ended.stdout
-    assert run_forage(str(folder), "--complete").returncode == 1
+    assert run_forage("check-history", str(folder), "--complete").code == 1
 
 
-def test_a_run_without_a_history_is_an_error_that_names_the_setting(tmp_path: Path) -> None:
-    ended = run_forage(str(tmp_path))
-    assert ended.returncode == 2
+def test_a_run_without_a_history_is_an_error_that_names_the_setting(run_forage: RunForage, tmp_path: Path) -> None:
+    ended = run_forage("check-history", str(tmp_path))
+    assert ended.code == 2
     assert "no recorded history: start the run with run.record_history=true" in ended.stderr
     assert ended.stderr.count("\n") == 1

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,20 +11,6 @@ from hypothesis import strategies as st
 from forage_cli.runs.journal import Journal
 from forage_common.errors import DataError, UserError
 from forage_common.v1.trajectory_pb2 import Trajectory
-
-ENDLESS = """
-import sys
-from pathlib import Path
-from forage_cli.runs.journal import Journal
-from forage_common.v1.trajectory_pb2 import Trajectory
-with Journal(Path(sys.argv[1]), Trajectory) as journal:
-    number = 0
-    while True:
-        journal.append(Trajectory(id=str(number), token_ids=[7] * 50_000))
-        sys.stdout.write(f"{number}\\n")
-        sys.stdout.flush()
-        number += 1
-"""
 
 
 def read_ids(file: Path) -> list[str]:
@@ -44,18 +26,6 @@ def test_the_next_process_reads_appended_items_in_order(tmp_path: Path) -> None:
         assert [trajectory.id for trajectory in journal.read()] == ["a"]
         journal.append(Trajectory(id="b"))
     assert read_ids(file) == ["a", "b"]
-
-
-def test_kill_9_loses_no_finished_item(tmp_path: Path) -> None:
-    file = tmp_path / "journal.bin"
-    with subprocess.Popen([sys.executable, "-c", ENDLESS, str(file)], stdout=subprocess.PIPE, text=True) as writer:
-        assert writer.stdout is not None
-        acknowledged = [next(writer.stdout) for _ in range(20)]
-        os.kill(writer.pid, signal.SIGKILL)
-        acknowledged += writer.stdout.readlines()
-    ids = read_ids(file)
-    assert len(ids) >= len(acknowledged)
-    assert ids == [str(number) for number in range(len(ids))]
 
 
 @given(cut=st.integers(0, 200), junk=st.sampled_from([b"", b"\0" * 40]))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -139,6 +140,7 @@ def test_operations_of_a_token_are_those_of_its_matrices_and_of_attention() -> N
     assert shape.count_flops(4096) - shape.count_flops(0) == 2 * 28 * 3584 * 4096
 
 
+FEW = hypothesis.settings(max_examples=40)
 SHAPES = st.sampled_from(list(KNOWN.values()))
 PARTS = st.fixed_dictionaries(
     {
@@ -157,6 +159,7 @@ PARTS = st.fixed_dictionaries(
 )
 
 
+@FEW
 @given(SHAPES, PARTS, st.sampled_from(list(KINDS)))
 def test_more_of_everything_never_needs_less(shape: Shape, values: dict[str, object], gpu: str) -> None:
     """More GPUs never raise the memory of one; longer, larger and more never lower it."""
@@ -181,6 +184,7 @@ def test_more_of_everything_never_needs_less(shape: Shape, values: dict[str, obj
     assert change(trainer__n_gpus_per_node=2 * trainer.n_gpus_per_node).step.training <= before.step.training
 
 
+@FEW
 @given(SHAPES, PARTS, st.sampled_from(list(KINDS)))
 def test_every_figure_has_its_unit(shape: Shape, values: dict[str, object], gpu: str) -> None:
     found = make_plan(apply_changes(Settings(), values), Request(shape, KINDS[gpu]))
@@ -201,6 +205,7 @@ def test_every_figure_has_its_unit(shape: Shape, values: dict[str, object], gpu:
     assert faster.step.total <= step.total
 
 
+@FEW
 @given(SHAPES, PARTS, st.sampled_from(["H100", "A100-40GB", "RTX-4090", "L4"]))
 def test_what_is_said_to_fit_does(shape: Shape, values: dict[str, object], gpu: str) -> None:
     settings, request = apply_changes(Settings(), values), Request(shape, KINDS[gpu])

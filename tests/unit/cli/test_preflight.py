@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow
@@ -14,7 +12,7 @@ from model_folders import write_smallest_model
 
 from forage_cli.local import preflight
 from forage_common.errors import DataError, UserError
-from forage_common.settings import EnvironmentRoute, RolloutSettings, Settings, load_settings
+from forage_common.settings import load_settings
 
 
 def write_rows(file: Path, leave_out: str = "", source: str = "world_facts") -> Path:
@@ -74,26 +72,10 @@ def test_a_data_source_without_a_reward_is_named_before_the_run_starts(tmp_path:
         preflight.check_questions(file, {"world_facts"})
 
 
-def test_a_port_in_use_is_named_with_its_setting(free_address: Callable[[], str]) -> None:
-    address = free_address()
-    sentence = rf"redis\.url: cannot listen on {address} .*in use.*--base-port"
-    with (
-        socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))),
-        pytest.raises(UserError, match=sentence),
-    ):
-        preflight.check_port("redis.url", address)
-    preflight.check_port("redis.url", address)
-
-
 def test_too_little_disk_space_is_named_with_the_space_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "_SPACE_GIB", 1e9)
     with pytest.raises(UserError, match=r"GiB free, a run needs 1000000000\.0"):
         preflight.check_space(tmp_path / "not" / "yet" / "there")
-
-
-def load_from_environment(path: Path, **params: str) -> Settings:
-    route = EnvironmentRoute(path=path, params=dict(params))
-    return Settings(rollout=RolloutSettings(environments={"kg": route}))
 
 
 def test_a_remote_model_needs_no_weights_and_cannot_be_trained(tmp_path: Path) -> None:
@@ -136,18 +118,3 @@ def test_trajectories_longer_than_a_micro_batch_are_refused_with_the_numbers(tmp
     ):
         preflight.check_files(long)
     preflight.check_files(long, training=False)
-
-
-def test_an_environment_that_cannot_be_loaded_is_named_with_its_data_source(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    preflight.check_environments(Settings())
-    # what the shell says was resolved before, and does not count again
-    monkeypatch.setenv("FORAGE__ROLLOUT__ENVIRONMENTS", "{kg: {name: nonsense}}")
-    preflight.check_environments(load_from_environment(repository / "examples/knowledge_graph/environment.py"))
-    file = tmp_path / "own.py"
-    file.write_text("import nowhere")
-    with pytest.raises(UserError) as error:
-        preflight.check_environments(load_from_environment(file))
-    expected = "ModuleNotFoundError: No module named 'nowhere'"
-    assert str(error.value) == f"rollout.environments.kg ({file}): {expected}"

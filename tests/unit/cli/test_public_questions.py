@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hostile_server import open_hostile_server, redirect_to
 from typer.testing import CliRunner
 
 from forage_cli.commands.data import app
-from forage_cli.datasets.public_questions import SPLITS, convert_collection, fetch_collection
+from forage_cli.datasets.public_questions import convert_collection
 from forage_common.errors import DataError, UserError
 from forage_records.questions import read_questions
 
@@ -87,61 +83,6 @@ def test_a_missing_file_and_a_parquet_of_other_columns_are_named(tmp_path: Path)
         convert_collection("nq", {"train": tmp_path / "text.parquet"}, tmp_path / "out")
 
 
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A server on loopback with the Hub's paths; yields the folder of its files."""
-    root = tmp_path / "hub"
-    folder = root / "datasets/RUC-NLPIR/FlashRAG_datasets/resolve/main"
-    folder.mkdir(parents=True)
-
-    class Files(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments, directory=str(root))
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Files)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}/")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    yield folder
-    server.shutdown()
-    server.server_close()
-
-
-def test_splits_come_from_the_hub_once(tmp_path: Path, hub: Path) -> None:
-    (hub / "hotpotqa").mkdir()
-    for split in SPLITS["hotpotqa"]:
-        write(hub / "hotpotqa" / f"{split}.jsonl", ROWS)
-    options = ["hotpotqa", "--out", str(tmp_path / "out"), "--cache", str(tmp_path / "cache")]
-    done = CliRunner().invoke(app, options, catch_exceptions=False)
-    assert done.exit_code == 0
-    assert "'train': 3" in done.output.replace("\n", "")
-    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
-        "dev.parquet",
-        "manifest.json",
-        "train.parquet",
-    ]
-    (hub / "hotpotqa" / "dev.jsonl").unlink()
-    assert len(fetch_collection("hotpotqa", tmp_path / "cache")) == 2
-
-
-def test_an_unreachable_hub_is_an_error_with_a_remedy(
-    tmp_path: Path, hub: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(DataError, match=r"bamboogle/test\.jsonl answers 404: give .* --file test=test\.jsonl"):
-        fetch_collection("bamboogle", tmp_path / "cache")
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(DataError, match=r"bamboogle/test\.jsonl cannot be reached \(.*\): give .* --file"):
-        fetch_collection("bamboogle", tmp_path / "cache")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(DataError, match=r"because HF_HUB_OFFLINE is set: give .* --file"):
-        fetch_collection("bamboogle", tmp_path / "cache")
-    assert list((tmp_path / "cache" / "bamboogle").iterdir()) == []
-
-
 def test_the_command_takes_files_by_split(tmp_path: Path) -> None:
     file = write(tmp_path / "in.jsonl", ROWS)
     done = CliRunner().invoke(app, ["popqa", "--out", str(tmp_path / "out"), "--file", f"test={file}"])
@@ -151,14 +92,3 @@ def test_the_command_takes_files_by_split(tmp_path: Path) -> None:
         refused = CliRunner().invoke(app, ["popqa", "--out", str(tmp_path / "no"), "--file", wrong])
         assert isinstance(refused.exception, UserError)
         assert f"--file is {wrong!r}" in str(refused.exception)
-
-
-def test_a_download_does_not_leave_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with open_hostile_server() as hub, open_hostile_server() as elsewhere:
-        monkeypatch.setenv("HF_ENDPOINT", f"http://{hub.address}")
-        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-        hub.serve = redirect_to(f"http://localhost:{elsewhere.address.rpartition(':')[2]}/")
-        with pytest.raises(DataError, match=r"it leads to http://localhost, which is not the hub's"):
-            fetch_collection("bamboogle", tmp_path)
-        assert elsewhere.requests == []
-    assert not (tmp_path / "bamboogle/test.jsonl").exists()

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import api_doc
 from reference_pages import assert_commands_current
 
 
 def test_the_page_of_commands_is_current() -> None:
     assert_commands_current("forage")
-
-
-def test_the_page_of_the_api_has_the_current_contracts() -> None:
-    page = api_doc.DOCUMENT.read_text(encoding="utf-8")
-    assert api_doc.render_grpc_section() in page, "docs/reference/api.md: run 'make reference' and commit"

@@ -12,6 +12,8 @@ from forage_cli.main import app
 from forage_common.settings import load_settings
 
 SECRET = "S3cr3t"
+
+
 URL = f"redis://someone:{SECRET}@127.0.0.1:1/0"
 
 
@@ -28,14 +30,6 @@ def test_shown_settings_have_no_credentials(arguments: list[str]) -> None:
     assert shown.exit_code == 0, shown.exception
     assert SECRET not in shown.output
     assert "***" in shown.output
-
-
-def test_the_status_names_redis_without_its_password(tmp_path: Path) -> None:
-    file = tmp_path / "settings.yaml"
-    file.write_text(f"redis: {{url: '{URL}'}}\nrun: {{dir: {tmp_path}}}\n")
-    shown = CliRunner().invoke(app, ["status", "--config", str(file)])
-    assert SECRET not in shown.output
-    assert "redis://***@" in shown.output
 
 
 @pytest.mark.parametrize(("url", "mode"), [(URL, 0o600), ("redis://127.0.0.1:1/0", 0o644)])

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
+from forage_command import RunForage, run_forage
 
-def run(*arguments: str) -> tuple[int, str]:
-    code = "from forage_cli.main import main; main()"
-    ended = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
-    return ended.returncode, ended.stdout + ended.stderr
+__all__ = ["run_forage"]
 
 
-def test_a_key_pair_is_made_once_and_named_by_its_fingerprint(tmp_path: Path) -> None:
-    code, text = run("security", "keys", str(tmp_path / "[/x]"))
-    assert code == 0
+def test_a_key_pair_is_made_once_and_named_by_its_fingerprint(run_forage: RunForage, tmp_path: Path) -> None:
+    ended = run_forage("security", "keys", str(tmp_path / "[/x]"))
+    assert ended.code == 0
     assert (tmp_path / "[/x]/signing-key.pem").stat().st_mode & 0o777 == 0o600
-    assert f"{tmp_path}/[/x]/verify-key.pem verifies" in text
-    assert "PRIVATE" not in text
-    code, text = run("security", "keys", str(tmp_path / "[/x]"))
-    assert code == 2
-    assert "signing-key.pem exists: name another folder" in text
-    assert "Traceback" not in text
+    shown = ended.stdout + ended.stderr
+    assert f"{tmp_path}/[/x]/verify-key.pem verifies" in shown
+    assert "PRIVATE" not in shown
+    ended = run_forage("security", "keys", str(tmp_path / "[/x]"))
+    assert ended.code == 2
+    assert "signing-key.pem exists: name another folder" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import socket  # lint: socket because both ends of its pair are here
 import ssl
 import threading
 from collections.abc import Callable

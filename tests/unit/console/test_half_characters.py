@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from console_client import ConsoleClient
-from console_runs import Demo, write_demo
+from half_characters import HALF, write_spoiled
+from limits import WAIT_S
 
-HALF = "\ud800"
-
-
-def spoil(value: Any) -> Any:
-    """The same with half of a pair after each text, and after no name."""
-    if isinstance(value, str):
-        return value + HALF
-    if isinstance(value, list):
-        return [spoil(one) for one in value]
-    return {name: spoil(one) for name, one in value.items()} if isinstance(value, dict) else value
+from forage_console.store import run_store
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose every text in JSON ends with half of a pair, but those that name kinds, phases and so on."""
-    folder = write_demo(tmp_path_factory.mktemp("runs") / "one", Demo(steps=4, total=4, saved=(2,), validated=(4,)))
-    kept = {"uid", "kind", "service", "role", "phase", "status", "label", "action", "data_source", "split"}
-    for file in [*folder.glob("*.json*"), *folder.glob("validation/*.json*")]:
-        lines = []
-        for line in file.read_text().splitlines():
-            tree = json.loads(line)
-            changed = spoil(tree)
-            lines.append(json.dumps(changed | {name: tree[name] for name in kept & tree.keys()}))
-        file.write_text("\n".join(lines) + "\n")
-    assert HALF in json.loads((folder / "validation/before.jsonl").read_text().splitlines()[0])["trace_id"]
-    return folder.parent
+    return write_spoiled(tmp_path_factory.mktemp("runs") / "one").parent
+
+
+@pytest.fixture(autouse=True)
+def wait_for_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages wait until their rows are read."""
+    monkeypatch.setattr(run_store, "WAIT_S", WAIT_S)
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +30,8 @@ def client(runs: Path) -> ConsoleClient:
 
 def test_every_page_of_such_a_run_is_an_answer(client: ConsoleClient) -> None:
     pages = ["/runs", "/runs/one", "/runs/one/trajectories", "/runs/one/questions", "/runs/one/facets"]
-    pages += ["/runs/one/curves?names=reward_mean", "/runs/one/steps/2", "/compare?a=one&b=one", "/runs/one/ask"]
-    pages += ["/runs/one/trajectories?place=before", "/runs/one/facets?place=before", "/runs/one/health"]
+    pages += ["/runs/one/curves?names=reward_mean", "/runs/one/steps/2", "/compare?a=one&b=one"]
+    pages += ["/runs/one/trajectories?place=before", "/runs/one/facets?place=before"]
     for place in ("before", "after", "step-2"):
         pages += [f"/runs/one/trajectories/{place}/{row}" for row in range(2)]
     first = client.read("/runs/one/trajectories", place="before")["rows"][0]

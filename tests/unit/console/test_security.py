@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import anyio
-import httpx
+import httpx  # lint: socket because it calls the application in this process
 import pytest
+from console_client import copy_app
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
+from loop_clock import LoopClock
 from upath import UPath
 
 from forage_common.errors import SettingsError
@@ -28,6 +30,11 @@ from forage_console.security.guard import COOKIE, MAX_BODY_BYTES, MAX_STREAMS, M
 TOKEN = "a-token-of-the-test"
 JSON = {"Content-Type": "application/json"}
 HOME = "http://127.0.0.1:18650"
+
+
+@pytest.fixture(autouse=True)
+def quick_app(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site, "make_app", copy_app)
 
 
 @pytest.fixture
@@ -347,7 +354,8 @@ def test_open_streams_have_a_limit_and_closed_ones_do_not_count() -> None:
 
     async def run() -> None:
         streams = [asyncio.create_task(client.get("/api/events")) for _ in range(MAX_STREAMS)]
-        await _until(lambda: guard.STREAMS._value.get() == MAX_STREAMS)
+        while guard.STREAMS._value.get() < MAX_STREAMS:
+            await asyncio.sleep(0)
         refused = await client.get("/api/events")
         assert refused.status_code == 503
         assert "close some" in refused.json()["detail"]
@@ -356,14 +364,6 @@ def test_open_streams_have_a_limit_and_closed_ones_do_not_count() -> None:
         assert (await client.get("/api/events")).status_code == 200
 
     asyncio.run(run())
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it did not happen in time")
 
 
 @pytest.mark.parametrize(
@@ -436,18 +436,24 @@ def test_a_wrong_parameter_is_one_sentence_with_field_and_value(runs: Path) -> N
 def test_a_body_that_does_not_come_ends_and_probes_pass_a_full_console(
     runs: Path, token_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard, "BODY_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(guard, "BODY_TIMEOUT_S", 3600.0)
     monkeypatch.setattr(guard, "MAX_REQUESTS", 2)
 
     async def never() -> AsyncIterator[bytes]:
         yield b"token="
+        begun.append(True)
         await asyncio.Event().wait()
 
+    begun: list[bool] = []
+
     async def ask() -> tuple[list[int], int, int]:
+        clock = LoopClock()
         async with open_site(runs, auth_token_file=token_file) as client:
             slow = [asyncio.create_task(client.post("/login", content=never())) for _ in range(2)]
-            await asyncio.sleep(0.2)
+            while len(begun) < 2:
+                await asyncio.sleep(0)
             probe, page = await client.get("/healthz"), await client.get("/login")
+            clock.skip(3600)
             return [reply.status_code for reply in await asyncio.gather(*slow)], probe.status_code, page.status_code
 
     assert asyncio.run(ask()) == ([408, 408], 200, 503)

@@ -7,7 +7,6 @@ import os
 import shutil
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from limits import WAIT_S
 from step_runs import END, build_step_row, write_steps
 from upath import UPath
 
@@ -30,14 +30,12 @@ from forage_console.store.stores import Stores
 from forage_console.store.texts import Phrase, TextIndex, cut_snippet, make_pattern, parse_phrases, scan
 from forage_records.step_file import StepRow, step_file_path, write_step
 
-LIMIT_S = 20.0
-
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders are listed at every request."""
     monkeypatch.setattr(run_store, "LIST_S", 0.0)
-    monkeypatch.setattr(run_store, "WAIT_S", LIMIT_S)
+    monkeypatch.setattr(run_store, "WAIT_S", WAIT_S)
 
 
 @pytest.fixture
@@ -66,9 +64,8 @@ def list_places(store: RunStore, **query: object) -> list[str]:
 
 
 def wait_for_index(store: RunStore) -> None:
-    deadline = time.monotonic() + LIMIT_S
     while ask(store).indexed < 1:
-        assert time.monotonic() < deadline
+        store._threads["texts"].join(WAIT_S)
 
 
 def test_new_replaced_and_deleted_files_are_noticed(run: Path, tmp_path: Path) -> None:

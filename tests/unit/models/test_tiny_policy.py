@@ -1,4 +1,4 @@
-"""The tiny policy: its tokenizer keeps every text, its demonstrations look like rollouts, the shipped model fits."""
+"""The tiny policy: its tokenizer keeps every text, its demonstrations look like rollouts."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from tiny_episodes import GUESSES, NAMER, TWO_HOPS
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from forage_common.text.search_prompt import PROMPT_PREFIX, format_search_prompt
 from forage_models.tiny_policy import demonstrations as demos
-from forage_models.tiny_policy.demonstrations import Demonstrator, Mode, Role, Segment, build_prompt_segment, encode
+from forage_models.tiny_policy.demonstrations import Demonstrator, Mode, Role, build_prompt_segment, encode
 from forage_models.tiny_policy.evaluate import is_exact_match
-from forage_models.tiny_policy.facts import Document, Episode, rename_entities
-from forage_models.tiny_policy.names import Namer
+from forage_models.tiny_policy.facts import rename_entities
 from forage_models.tiny_policy.tokenizer import (
     DOCUMENT_HEADS,
     FEEDBACK,
@@ -32,16 +31,6 @@ from forage_models.tiny_policy.tokenizer import (
 
 SHIPPED = Path(__file__).parents[3] / "models" / "tiny-policy"
 TOKENIZER: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(SHIPPED)
-TWO_HOPS = Episode(
-    question="What is the currency of the country where the city of Erdenet lies?",
-    hops=(
-        Document("Erdenet", "Erdenet is a city in Mongolia."),
-        Document("Mongolia", "The capital of Mongolia is Ulaanbaatar. The currency of Mongolia is Tugrik."),
-    ),
-    targets=("Tugrik", "Mongolian Tugrik"),
-)
-NAMER = Namer(["Ann Arbor", "Bergen", "Cotonou", "Porto-Novo", "Erdenet"], ["Franc", "Peso"])
-GUESSES = {"currency": ["Lek", "Tugrik"], "capital": ["Oslo"], "country": ["Norway"]}
 
 
 @given(st.text())
@@ -152,34 +141,3 @@ def test_renaming_replaces_a_name_by_the_same_name_everywhere() -> None:
     assert episode.hops[0].text == f"{city} is a city in {country}."
     assert episode.hops[1].text.endswith(f"The currency of {country} is {episode.targets[0]}.")
     assert "Mongolia" not in f"{episode}"
-
-
-def test_the_shipped_model_is_small_tied_and_finite() -> None:
-    assert sum(file.stat().st_size for file in SHIPPED.iterdir()) <= 12e6
-    assert AutoConfig.from_pretrained(SHIPPED).model_type == "qwen2"
-    model = AutoModelForCausalLM.from_pretrained(SHIPPED, dtype=torch.float32)
-    assert 1e6 <= model.num_parameters() <= 5e6
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert model.config.vocab_size == len(TOKENIZER) == VOCABULARY
-    assert model.generation_config.eos_token_id == TOKENIZER.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
-    ids = torch.tensor([encode(TOKENIZER, [build_prompt_segment(TOKENIZER, TWO_HOPS.question)])])
-    assert torch.isfinite(model(ids).logits).all()
-
-
-def test_the_shipped_policy_searches_for_an_unseen_name_and_copies_the_answer() -> None:
-    model = AutoModelForCausalLM.from_pretrained(SHIPPED, dtype=torch.float32).eval()
-    names = {"Erdenet": "Velkam", "Mongolia": "Ostrunia", "Ulaanbaatar": "Quelby", "Tugrik": "Zarnik"}
-
-    def invent(text: str) -> str:
-        return re.sub("|".join(names), lambda match: names[match[0]], text)
-
-    turns = Demonstrator(NAMER, GUESSES).write_turns(TWO_HOPS, Mode.RIGHT, random.Random(0), simple=True)
-    turns = [Segment(turn.role, invent(turn.text)) for turn in turns]
-    ids = encode(TOKENIZER, [build_prompt_segment(TOKENIZER, invent(TWO_HOPS.question))])
-    for turn in turns:
-        own = encode(TOKENIZER, [turn])
-        if turn.role is Role.MODEL:  # after its first thought's first token the policy must go on by itself
-            start = ids + own[:2]
-            out = model.generate(torch.tensor([start]), do_sample=False, max_new_tokens=len(own) - 2)
-            assert out[0, len(start) :].tolist() == own[2:], TOKENIZER.decode(out[0])
-        ids += own

@@ -187,7 +187,7 @@ def test_whatever_is_allowed_is_inside_for_fsspec_too(run: Path) -> None:
     allowed = AllowedAddresses([run, BUCKET])
     starts = st.sampled_from(["", str(run), f"{run}/", f"file://{run}/", BUCKET, f"{BUCKET}/", f"simplecache::{run}/"])
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @example(str(run), ["/", "file://", "/"])
     @given(starts, st.lists(PIECES | st.text(max_size=4), max_size=6))
     def check(start: str, pieces: list[str]) -> None:

@@ -57,7 +57,7 @@ def versions(draw: st.DrawFn) -> tuple[dict[str, Bits], dict[str, Bits]]:
     return old, new
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(versions(), st.sampled_from([64, 512, 2**20]))
 def test_a_delta_applied_to_its_base_gives_the_new_version_to_the_bit(
     tmp_path_factory: pytest.TempPathFactory, pair: tuple[dict[str, Bits], dict[str, Bits]], block: int
@@ -159,7 +159,7 @@ def test_a_damaged_delta_is_an_error_or_harmless_but_never_writes_elsewhere(tmp_
     good = out.read_bytes()
     random = np.random.default_rng(1)
     refused = 0
-    for attempt in range(1500):
+    for attempt in range(300):
         data = bytearray(good)
         if attempt % 3 == 0:
             del data[int(random.integers(0, len(data))) :]
@@ -176,7 +176,7 @@ def test_a_damaged_delta_is_an_error_or_harmless_but_never_writes_elsewhere(tmp_
         except DeltaError:
             refused += 1
         assert not any(bits[:64].any() or bits[-64:].any() for bits in guarded.values())
-    assert refused > 1000  # what remains changed bits of values, which only the digest can tell
+    assert refused > 200  # what remains changed bits of values, which only the digest can tell
 
 
 def _forge(out: Path, change: Any) -> None:

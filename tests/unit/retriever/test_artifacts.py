@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -40,15 +41,10 @@ def test_a_failed_build_leaves_no_files(tmp_path: Path) -> None:
 
 
 def test_only_staging_directories_of_dead_processes_are_removed(tmp_path: Path) -> None:
-    import os
-    import socket
-    import subprocess
-
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    left = tmp_path / f".building-{socket.gethostname()}-{dead.pid}-x"
-    kept = tmp_path / f".building-{socket.gethostname()}-{os.getpid()}-x"
-    elsewhere = tmp_path / f".building-another-host-{dead.pid}-x"
+    dead, host = 2**22 + 1, os.uname().nodename  # no process of Linux has this number
+    left = tmp_path / f".building-{host}-{dead}-x"
+    kept = tmp_path / f".building-{host}-{os.getpid()}-x"
+    elsewhere = tmp_path / f".building-another-host-{dead}-x"
     for folder in (left, kept, elsewhere):
         folder.mkdir()
     build_once(tmp_path, "kind", DIGEST, write)

@@ -32,7 +32,7 @@ class Echo:
 
     def search(self, queries: Sequence[str], topk: int, filters: Filters = ()) -> list[list[Hit]]:
         self.busy.set()
-        assert self.open.wait(30)
+        assert self.open.wait(120)
         self.threads.add(threading.get_ident())
         self.batches.append(list(queries))
         self.asked.append(SearchOptions("dense", topk, filters))

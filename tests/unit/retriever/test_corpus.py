@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import json
 import shutil
-import subprocess
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,46 +92,14 @@ def test_an_overlong_line_is_refused_in_bounded_memory(tmp_path: Path, monkeypat
         list(read.read_passages(file))
 
 
-@pytest.mark.parametrize("name", ["absent.jsonl", "absent.parquet", "damaged.jsonl.gz", "cut.jsonl.gz", ""])
-def test_a_corpus_that_cannot_be_read_names_file_and_remedy(
-    tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setenv(PARQUET_READER, str(repository / ".venvs/cli/bin/python"))
+@pytest.mark.parametrize("name", ["absent.jsonl", "damaged.jsonl.gz", "cut.jsonl.gz", ""])
+def test_a_corpus_that_cannot_be_read_names_file_and_remedy(tmp_path: Path, name: str) -> None:
     (tmp_path / "damaged.jsonl.gz").write_bytes(b"not gzip")
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(GOOD.encode() * 1000)[:-20])
     folder = tmp_path if name else tmp_path / "empty"
     folder.mkdir(exist_ok=True)
     with pytest.raises(DataError, match=f"{folder / name} cannot be read"):
         list(read.read_passages(folder / name))
-
-
-def test_the_file_format_does_not_change_the_corpus(
-    tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    python = repository / ".venvs/cli/bin/python"
-    monkeypatch.setenv(PARQUET_READER, str(python))
-    rows = [
-        {"id": str(n), "contents": f'"T{n}"\nté\u2028xt {n}', "year": n, "tags": ["a", "b"][: n % 3]} for n in range(50)
-    ]
-    lines = [json.dumps(row) + "\n" for row in rows]
-    (tmp_path / "plain.jsonl").write_text("".join(lines))
-    (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress("".join(lines).encode()))
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder/part-0.jsonl").write_text("".join(lines[:20]))
-    (tmp_path / "folder/part-1.jsonl.gz").write_bytes(gzip.compress("".join(lines[20:]).encode()))
-    convert = "import json, sys; from pyarrow import Table, parquet; rows = map(json.loads, open(sys.argv[1])); "
-    convert += "parquet.write_table(Table.from_pylist(list(rows)), sys.argv[2])"
-    subprocess.run([python, "-c", convert, tmp_path / "plain.jsonl", tmp_path / "table.parquet"], check=True)
-    corpora = {}
-    for name in ("plain.jsonl", "packed.jsonl.gz", "folder", "table.parquet"):
-        out = tmp_path / f"{name}.store"
-        out.mkdir()
-        corpora[name] = write_corpus(out, read.read_passages(tmp_path / name), ["year", "tags"])
-    assert len({corpus.digest for corpus in corpora.values()}) == 1
-    assert [json.loads(row) for row in corpora["table.parquet"].rows] == rows
-    assert corpora["table.parquet"].columns.compute_mask((("tags", ("b",)),)).tolist() == [
-        n % 3 == 2 for n in range(50)
-    ]
 
 
 def test_parquet_without_its_reader_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,9 +161,9 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, monkeypatch: pytes
         tracemalloc.stop()
         return peak
 
-    small, large = measure_peak(2_000), measure_peak(20_000)
-    assert (tmp_path / "20000/rows.bin").stat().st_size > 1_000_000
-    assert large - small < 18_000 * 8
+    small, large = measure_peak(1_000), measure_peak(8_000)
+    assert (tmp_path / "8000/rows.bin").stat().st_size > 400_000
+    assert large - small < 7_000 * 8
 
 
 @pytest.mark.parametrize("file", ["corpus.json", "rows.bin", "offsets.bin", "columns/0/values.json"])

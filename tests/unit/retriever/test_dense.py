@@ -15,12 +15,7 @@ from numpy.typing import NDArray
 
 from forage_common.errors import SettingsError, UserError
 from forage_common.settings import RetrieverSettings
-from forage_retriever.corpus.columns import UnknownFieldError
-from forage_retriever.corpus.store import Corpus
-from forage_retriever.encoders.encoder import Encoder
-from forage_retriever.hits import Hit
 from forage_retriever.search import faiss_build, flat_scan, vector_index
-from forage_retriever.search.dense import DenseIndex
 from forage_retriever.search.vector_index import Effort, VectorIndex
 from forage_retriever.search.vectors import VECTORS_FILE
 
@@ -148,8 +143,10 @@ def test_refinement_finds_neighbours_that_codes_alone_miss(built: Built, factory
     assert scores == pytest.approx(np.take_along_axis(QUERIES @ PASSAGES.T, rows, 1), abs=1e-3)  # of float16 vectors
 
 
-@pytest.mark.parametrize("exact_rows", [0, vector_index.EXACT_ROWS])
-@pytest.mark.parametrize("passing", [1, 7, 400, 3600, COUNT])
+@pytest.mark.parametrize(
+    ("exact_rows", "passing"),
+    [(0, 7), (0, 400), (0, COUNT), (vector_index.EXACT_ROWS, 1), (vector_index.EXACT_ROWS, 3600)],
+)
 @pytest.mark.parametrize("factory", KINDS)
 def test_a_filter_keeps_the_best_passing_rows(
     built: Built, monkeypatch: pytest.MonkeyPatch, factory: str, passing: int, exact_rows: int
@@ -276,32 +273,3 @@ def test_refinement_without_vectors_names_the_setting(tmp_path: Path) -> None:
 )
 def test_vectors_are_stored_for_codes_of_less_than_a_byte_per_dimension(factory: str, wanted: bool) -> None:
     assert faiss_build.needs_stored_vectors(factory, DIMENSION) is wanted
-
-
-@pytest.fixture
-def dense(tmp_path: Path, texts: Corpus, encoder: Encoder) -> DenseIndex:
-    folder = write(tmp_path / "dense", "Flat", encoder.encode_passages(texts.contents[:], lambda done: None))
-    return DenseIndex(folder, encoder, texts.columns, RetrieverSettings())
-
-
-def test_a_dense_index_finds_by_meaning_and_something_for_blank_queries(dense: DenseIndex, texts: Corpus) -> None:
-    rankings = dense.search(["Norwegian money", "", " \n", "Kandy"], 2)
-    assert [len(hits) for hits in rankings] == [2, 2, 2, 2]
-    assert [texts.ids[rankings[place][0].row] for place in (0, 3)] == ["n", "k"]
-    # As Search-R1's server does: the passages nearest to the vector of the empty text.
-    scores, rows = dense.vectors.search(dense.encoder.encode_queries([""]), 2)
-    assert rankings[1] == [Hit(*hit) for hit in zip(rows[0].tolist(), scores[0].tolist(), strict=True)]
-    assert dense.search([], 2) == []
-
-
-def test_a_dense_index_finds_only_passages_that_pass_its_filters(dense: DenseIndex, texts: Corpus) -> None:
-    rankings = dense.search(["Norway", "Benin"], 3, (("lang", ("fr", "nb")),))
-    assert [[texts.ids[hit.row] for hit in hits] for hits in rankings] == [["o", "7"], ["7", "o"]]
-    with pytest.raises(UnknownFieldError, match="'colour'"):
-        dense.search(["Norway"], 3, (("colour", ("red",)),))
-
-
-def test_an_encoder_of_another_dimension_is_refused(tmp_path: Path, texts: Corpus, encoder: Encoder) -> None:
-    write(tmp_path, "Flat", PASSAGES[:6])
-    with pytest.raises(UserError, match=f"{DIMENSION} dimensions, the encoder's have 384"):
-        DenseIndex(tmp_path, encoder, texts.columns, RetrieverSettings())

@@ -104,7 +104,7 @@ def open_both(folder: Path, places: Twins) -> tuple[VectorIndex, VectorIndex]:
 @pytest.mark.parametrize(
     "factory",
     ["Flat", "SQfp16", f"IVF{CELLS},Flat", f"IVF{CELLS},SQ8", f"IVF{CELLS},SQfp16", f"IVF{CELLS}_HNSW8,Flat",
-     f"PCA{DIMENSION},IVF{CELLS},Flat", f"IVF{CELLS},PQ16x4"],
+     f"PCA{DIMENSION},IVF{CELLS},Flat", f"IVF{CELLS},PQ16x4np"],
 )  # fmt: skip
 def test_a_divided_index_finds_what_the_whole_one_finds(tmp_path: Path, factory: str, count: int) -> None:
     places = Twins(count)
@@ -192,7 +192,7 @@ def test_fewer_vectors_than_devices(tmp_path: Path) -> None:
 
 
 def test_vectors_that_are_stored_are_refined_from_as_on_the_cpu(tmp_path: Path) -> None:
-    folder = write(tmp_path, build(f"IVF{CELLS},PQ8x4"))
+    folder = write(tmp_path, build(f"IVF{CELLS},PQ8x4np"))
     np.save(folder / VECTORS_FILE, PASSAGES.astype(np.float16))
     whole, divided = open_both(folder, Twins(2))
     assert divided.gpus == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,9 +62,8 @@ def read_records(file: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_list_names_every_reward_and_its_parameters() -> None:
-    line = [sys.executable, "-m", "forage_reward.command", "list"]
-    shown = subprocess.run(line, capture_output=True, text=True, timeout=120, check=True).stdout
+def test_list_names_every_reward_and_its_parameters(command: Command) -> None:
+    shown = command("list").stdout
     for name, reward in REWARDS.items():
         assert name in shown
         assert all(f"{parameter}=" in shown for parameter in reward.params.model_fields)

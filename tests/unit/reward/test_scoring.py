@@ -68,7 +68,7 @@ async def test_a_cancelled_call_ends_its_batch_and_releases_the_queue(scoring: S
 async def test_items_of_a_long_batch_not_scored_by_the_deadline_are_timeouts(scoring: ScoringQueue) -> None:
     first = asyncio.create_task(scoring.score_batch(build_items(20_000), float("inf")))
     await asyncio.sleep(0)
-    late = await scoring.score_batch(build_items(2 * ITEMS_PER_SLICE), time.monotonic() + 0.01)
+    late = await scoring.score_batch(build_items(2 * ITEMS_PER_SLICE), time.monotonic())
     assert {scored.score.status for scored in late} == {trajectory_pb2.STATUS_TIMEOUT}
     first.cancel()
 

@@ -1,26 +1,17 @@
-"""Random models, a dispatcher at work, a collector of traces, and tables of examples."""
+"""Tables of examples, and a tokenizer of characters."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dispatcher_bench import bench, server
-from engine_fixtures import char_codec, make_model
-from otlp_receiver import Receiver, trace_process
+from char_codec import char_codec
+from loop_clock import loop_clock
 
-__all__ = ["bench", "char_codec", "make_model", "server"]
+__all__ = ["char_codec", "loop_clock"]
 DATA = Path(__file__).resolve().parents[2] / "data" / "rollout"
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    """A collector; this process traces, as the rollout service."""
-    with trace_process("rollout") as otlp:
-        yield otlp
 
 
 def load_rows(name: str) -> list[dict[str, Any]]:

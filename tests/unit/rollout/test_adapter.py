@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from lora_adapter import MAX_RANK, announce, write_adapter
+from model_folders import write_weights
+from safetensors.numpy import load_file, save_file
 
 from forage_common.files.model_folder import read_model_shapes
 from forage_common.v1.trajectory_pb2 import Policy
@@ -19,8 +22,14 @@ def verify_copy(policy: Policy, model: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(make_model: Any) -> Path:
-    folder: Path = make_model(0)
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The weights of one layer of a Qwen2."""
+    folder = tmp_path_factory.mktemp("model")
+    layer = "model.layers.0"
+    shapes = {f"{layer}.mlp.{name}_proj.weight": [32, 16] for name in ("gate", "up")}
+    shapes |= {f"{layer}.self_attn.{name}_proj.weight": [16, 16] for name in "qkvo"}
+    shapes |= {f"{layer}.mlp.down_proj.weight": [16, 32], "model.embed_tokens.weight": [40, 16]}
+    write_weights(folder / "model.safetensors", shapes)
     return folder
 
 
@@ -50,25 +59,22 @@ def test_a_configuration_that_cannot_be_served_is_refused(
     ("tensors", "sentence"),
     [
         (
-            {"base_model.model.model.layers.9.mlp.up_proj.lora_A.weight": (4, 128)},
+            {"base_model.model.model.layers.9.mlp.up_proj.lora_A.weight": (4, 16)},
             "not a LoRA matrix of a linear layer",
         ),
-        ({"base_model.model.model.embed_tokens.lora_A.weight": (4, 128)}, "not a LoRA matrix of a linear layer"),
-        ({"model.layers.0.mlp.up_proj.weight": (256, 128)}, "not a LoRA matrix of a linear layer"),
-        ({"base_model.model.model.layers.0.mlp.up_proj.lora_A.weight": (4, 128)}, "only one of the two matrices"),
-        ({"base_model.model.model.layers.0.mlp.up_proj.lora_B.weight": (4, 128)}, r"expected \[256, 4\]"),
+        ({"base_model.model.model.embed_tokens.lora_A.weight": (4, 16)}, "not a LoRA matrix of a linear layer"),
+        ({"model.layers.0.mlp.up_proj.weight": (32, 16)}, "not a LoRA matrix of a linear layer"),
+        ({"base_model.model.model.layers.0.mlp.up_proj.lora_A.weight": (4, 16)}, "only one of the two matrices"),
+        ({"base_model.model.model.layers.0.mlp.up_proj.lora_B.weight": (4, 16)}, r"expected \[32, 4\]"),
         ({}, "holds no matrices"),
     ],
 )
 def test_matrices_that_do_not_fit_the_model_are_refused(
     model: Path, tmp_path: Path, tensors: dict[str, tuple[int, ...]], sentence: str
 ) -> None:
-    import torch
-    from safetensors.torch import save_file
-
     folder = tmp_path / "adapter"
     write_adapter(folder, model, 1)
-    save_file({name: torch.zeros(shape) for name, shape in tensors.items()}, folder / WEIGHTS)
+    save_file({name: np.zeros(shape, np.float32) for name, shape in tensors.items()}, folder / WEIGHTS)
     with pytest.raises(PolicyError, match=sentence):
         verify_copy(announce(folder), model)
 
@@ -81,14 +87,11 @@ def test_an_adapter_is_its_two_files(model: Path, tmp_path: Path) -> None:
 
 
 def test_an_adapter_that_is_not_finite_is_refused(model: Path, tmp_path: Path) -> None:
-    import torch
-    from safetensors.torch import load_file, save_file
-
     folder = tmp_path / "adapter"
     write_adapter(folder, model, 1)
     tensors = load_file(folder / WEIGHTS)
     last = sorted(tensors)[-1]
-    tensors[last][0, 0] = torch.nan
+    tensors[last][0, 0] = np.nan
     save_file(tensors, folder / WEIGHTS)
     with pytest.raises(PolicyError, match=f"{last} is not finite at element 0"):
         verify_copy(announce(folder), model)

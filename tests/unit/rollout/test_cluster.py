@@ -1,77 +1,10 @@
-"""Processes and folders that a killed service leaves behind are removed."""
+"""Folders that a killed service leaves behind are removed."""
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 
-import psutil
-
-from forage_rollout.deployments import reaper
 from forage_rollout.deployments.cluster import lock_folder, remove_abandoned
-
-
-def test_the_reaper_ends_processes_that_a_killed_process_leaves_behind(tmp_path: Path) -> None:
-    folder = tmp_path / "ray"
-    folder.mkdir()
-    script = (
-        "import subprocess, sys, time\n"
-        f"r = subprocess.Popen([sys.executable, '-I', '-S', {reaper.__file__!r}, {str(folder)!r}],"
-        " stdin=subprocess.PIPE, start_new_session=True)\n"
-        "c = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
-        "print(r.pid, c.pid, flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as main:
-        assert main.stdout is not None
-        watcher, child = (psutil.Process(int(pid)) for pid in main.stdout.readline().split())
-        time.sleep(3)  # the reaper looks every two seconds
-        assert child.is_running()
-        main.kill()
-        psutil.wait_procs([watcher, child], timeout=20)
-        assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
-        assert not folder.exists()
-
-
-def test_the_end_of_a_raylet_or_gcs_is_found_and_everything_else_is_ended(tmp_path: Path) -> None:
-    for name in ("raylet", "gcs_server"):
-        shutil.copy("/bin/sleep", tmp_path / name)
-    (tmp_path / "worker.py").write_text("import signal; signal.signal(15, signal.SIG_IGN); signal.pause()")
-    script = (
-        "import json, os, subprocess, sys, time\n"
-        "from forage_common.settings import Settings\n"
-        "from forage_rollout.deployments import cluster as module\n"
-        "class Cluster(module.LocalCluster):\n"
-        "    def start(self): self._vital = module.find_vital_processes()\n"
-        "folder, victim = sys.argv[1:]\n"
-        "cluster = Cluster(Settings())\n"
-        "before = cluster.find_failure()\n"
-        "def run(*c): return subprocess.Popen(c, start_new_session=True)\n"
-        "own = {n: run(f'{folder}/{n}', '600') for n in ('raylet', 'gcs_server')}\n"
-        "worker = run(sys.executable, f'{folder}/worker.py')\n"
-        "cluster.start()\n"
-        "healthy = cluster.find_failure()\n"
-        "own[victim].kill()\n"
-        "begin = time.monotonic()\n"
-        "while not (failure := cluster.find_failure()): time.sleep(0.01)\n"
-        "cluster.abandon()\n"
-        "left = [p.pid for p in (*own.values(), worker) if p.poll() is None]\n"
-        "took = time.monotonic() - begin\n"
-        "print(json.dumps([before, healthy, failure, own[victim].pid, left, took, str(cluster._folder)]), flush=True)\n"
-        "os._exit(1)\n"
-    )
-    for victim, title in (("raylet", "raylet"), ("gcs_server", "GCS")):
-        command = [sys.executable, "-c", script, str(tmp_path), victim]
-        run = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60)
-        before, healthy, failure, pid, left, took, folder = json.loads(run.stdout)
-        assert (before, healthy, failure) == ("", "", f"Ray's {title} (process {pid}) has ended")
-        assert left == []
-        assert took < 3
-        assert not Path(folder).exists()
 
 
 def test_only_folders_without_a_running_owner_are_removed(tmp_path: Path) -> None:

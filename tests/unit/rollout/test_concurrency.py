@@ -1,17 +1,13 @@
-"""How many groups a dispatcher has in flight: against simulated engines, and a dispatcher on a real Redis server."""
+"""How many groups a dispatcher has in flight, against simulated engines."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pytest
-from dispatcher_bench import Bench, answer, build_prompt
 
 from forage_common.settings import RolloutSettings
-from forage_common.v1.trajectory_pb2 import Prompt, TrajectoryGroup
-from forage_rollout import concurrency as module
 from forage_rollout.concurrency import REASONS, Concurrency, EngineLoad, GroupLimit
 from forage_rollout.metrics import Counts, RolloutCollector, Snapshot
 
@@ -153,53 +149,6 @@ def test_it_begins_with_as_many_groups_as_the_engines_run_at_once() -> None:
 
     assert Concurrency(rollout, ask, lambda: None).limit.groups == 2 * 128 // 8
     assert Concurrency(rollout, None, lambda: None).limit.groups == 256
-
-
-async def test_a_dispatcher_claims_more_at_once_when_the_limit_rises(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "LOOK_S", 0.05)
-    release = asyncio.Event()
-    counts: dict[str, Counts] = {"engine": {("requests_waiting",): 1000}}
-
-    async def wait(asked: Prompt) -> TrajectoryGroup:
-        await release.wait()
-        return await answer(asked)
-
-    async def ask() -> Mapping[str, Counts]:
-        return counts
-
-    engine = bench.settings.rollout.engine.model_copy(update={"max_num_seqs": 2})
-    rollout = bench.settings.rollout.model_copy(update={"engine": engine, "max_trajectories_in_flight": 100})
-    bench.settings = bench.settings.model_copy(update={"rollout": rollout})
-    for position in range(6):
-        bench.trainer.issue(build_prompt(position))
-    async with bench.run(wait, ask_counts=ask) as dispatcher:
-        await bench.wait_until(lambda: dispatcher.limit.reason == "queue")
-        assert (len(bench.runs), dispatcher.limit.groups) == (1, 1)
-        counts["engine"] = {}
-        await bench.wait_until(lambda: len(bench.runs) == 4)  # the ceiling, while none has ended
-        counts["engine"] = {("evictions",): 5}
-        await bench.wait_until(lambda: dispatcher.limit.lowered == 1)
-        release.set()
-        assert len(await bench.take_groups(6)) == 6, "a batch has all of its groups, whatever the limit"
-
-
-async def test_engines_that_do_not_answer_end_no_dispatcher(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_S", 0.05)
-
-    async def ask() -> Mapping[str, Counts]:
-        raise RuntimeError("no replica is running")
-
-    async def answer_slowly(asked: Prompt) -> TrajectoryGroup:
-        await asyncio.sleep(0.3)
-        return await answer(asked)
-
-    bench.trainer.issue(build_prompt(0))
-    async with bench.run(answer_slowly, ask_counts=ask) as dispatcher:
-        assert len(await bench.take_groups(1)) == 1
-        assert dispatcher.limit.reason == "engines"
-        assert dispatcher.counts.restarts == 0
 
 
 def test_every_reason_is_a_metric() -> None:

@@ -1,151 +1,21 @@
-"""Environments: the built-in ones, and the checks of custom ones."""
+"""Environments that run in the agent's process: the built-in ones, and the checks of one's own."""
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from environment_parts import CASINO, build_agent, build_settings, run
 from scripted_engine import ScriptedEngine
 
 from forage_common.clients.retriever import RetrieverClient
-from forage_common.clients.reward import RewardClient
 from forage_common.errors import SettingsError
-from forage_common.settings import EngineSettings, EnvironmentRoute, RolloutSettings, Settings
-from forage_common.settings.security import SecuritySettings
-from forage_common.v1.trajectory_pb2 import ActionKind, ChatMessage, Prompt, Purpose, Status, Trajectory
-from forage_rollout.agent import Agent
+from forage_common.settings import EnvironmentRoute
+from forage_common.v1.trajectory_pb2 import ActionKind, Prompt, Purpose
 from forage_rollout.environments import load_environments
 from forage_rollout.environments.search import Search
 from forage_rollout.environments.single_turn import SingleTurn
-
-SIZES = {"max_start_length": 500, "max_prompt_length": 5000, "max_obs_length": 500, "max_response_length": 200}
-OWN = """
-from dataclasses import dataclass
-from forage_rollout.environments import Action, Budget, Environment, Episode, Observation
-
-@dataclass
-class Dice:
-    sides: int
-
-class Casino(Environment):
-    tags = ("roll", "answer")
-    feedback = "roll or answer"
-
-    def __init__(self, settings, retriever, sides=6):
-        super().__init__(settings, retriever)
-        self.dice = Dice(sides)
-        self.max_turns = 5
-
-    def budget(self, episode):
-        return Budget(30, min_tokens=2) if episode.turn == 1 else Budget(9999)
-
-    async def respond(self, action, episode):
-        episode.state["rolls"] = episode.state.get("rolls", 0) + 1
-        return Observation(f"{action.content} of {self.dice.sides}: {episode.state['rolls']}</dice>",
-                           opening="<dice>", closing="</dice>", succeeded=action.content != "bad")
-"""
-
-
-def build_settings(**environments: EnvironmentRoute) -> Settings:
-    engine = EngineSettings(max_model_len=9999)
-    return Settings(rollout=RolloutSettings(**SIZES, environments=environments, engine=engine))
-
-
-def build_agent(settings: Settings, engine: ScriptedEngine) -> Agent:
-    retriever = RetrieverClient(settings.retriever.http_address, timeout_s=0.5)
-    return Agent(settings, engine, retriever, RewardClient(settings), engine.codec, "<end>", "replica-1")
-
-
-async def run(
-    settings: Settings,
-    engine: ScriptedEngine,
-    source: str = "own",
-    samples: int = 1,
-    purpose: Purpose.ValueType = Purpose.PURPOSE_ASK,
-) -> list[Trajectory]:
-    prompt = Prompt(
-        run_id="r",
-        group_uid="g",
-        data_source=source,
-        samples=samples,
-        purpose=purpose,
-        messages=[ChatMessage(role="user", content="Q")],
-    )
-    return list((await build_agent(settings, engine).run_group(prompt)).trajectories)
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Path:
-    file = tmp_path / "casino.py"
-    file.write_text(OWN)
-    return file
-
-
-async def test_a_custom_environment_decides_actions_lengths_and_observations(own: Path, char_codec: Any) -> None:
-    settings = build_settings(own=EnvironmentRoute(path=own, params={"sides": 20}))
-    engine = ScriptedEngine(char_codec(), ["<roll>a</roll>", "<roll>bad</roll>", "<answer>x</answer>"])
-    for trajectory in await run(settings, engine, samples=2):  # two: what one rolls, the other does not see
-        assert trajectory.status == Status.STATUS_OK
-        assert [turn.tag for turn in trajectory.turns] == ["roll", "roll", "answer"]
-        assert [turn.executed for turn in trajectory.turns] == [True, True, False]
-        assert [turn.retrieval_status for turn in trajectory.turns] == [
-            Status.STATUS_OK,
-            Status.STATUS_INVALID_INPUT,
-            Status.STATUS_UNSPECIFIED,
-        ]
-        assert trajectory.spans[2].text == "<dice>a of 20: 1&lt;/dice&gt;</dice>"
-        assert trajectory.spans[4].text == "<dice>bad of 20: 2&lt;/dice&gt;</dice>"
-    assert {request.stop for request in engine.asked} == {("</roll>", "</answer>")}
-    assert sorted((r.max_tokens, r.min_tokens) for r in engine.asked) == [(30, 2)] * 2 + [(200, 0)] * 4
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (
-            "def budget(self, e): return Budget(0)",
-            "Budget(max_tokens=0, min_tokens=0): expected max_tokens of at least 1",
-        ),
-        ("def budget(self, e): return 64", "TypeError: budget returned 64: expected Budget"),
-        ("def parse(self, text, e): return 'search'", "TypeError: parse returned 'search': expected Action"),
-        ("def parse(self, text, e): raise RuntimeError(text)", "RuntimeError: no block"),
-    ],
-)
-async def test_errors_of_an_environment_are_named_on_its_trajectories(
-    tmp_path: Path, char_codec: Any, code: str, words: str
-) -> None:
-    file = tmp_path / "odd.py"
-    file.write_text(f"from forage_rollout.environments import *\nclass Odd(Environment):\n    {code}\n")
-    settings = build_settings(own=EnvironmentRoute(path=file))
-    for trajectory in await run(settings, ScriptedEngine(char_codec(), ["no block"]), samples=2):
-        assert trajectory.status == Status.STATUS_INTERNAL
-        assert trajectory.status_detail.startswith("environment Odd: ")
-        assert words in trajectory.status_detail
-        assert len(trajectory.loss_mask) == len(trajectory.token_ids) - trajectory.prompt_length
-
-
-async def test_a_least_length_that_the_trainer_cannot_score_is_refused_in_training(own: Path, char_codec: Any) -> None:
-    settings = build_settings(own=EnvironmentRoute(path=own))
-    engine = ScriptedEngine(char_codec(), ["<answer>x</answer>"])
-    (trajectory,) = await run(settings, engine, purpose=Purpose.PURPOSE_TRAIN)
-    assert trajectory.status == Status.STATUS_INTERNAL
-    assert "Budget(max_tokens=30, min_tokens=2): what is sampled with min_tokens cannot be" in trajectory.status_detail
-    assert not engine.asked
-
-
-async def test_a_turn_that_was_answered_keeps_its_status_when_a_later_step_fails(own: Path, char_codec: Any) -> None:
-    own.write_text(
-        OWN.replace("return Budget(30, min_tokens=2) if", "return Budget(30) if").replace("Budget(9999)", "None")
-    )
-    settings = build_settings(own=EnvironmentRoute(path=own))
-    (trajectory,) = await run(settings, ScriptedEngine(char_codec(), ["<roll>a</roll>"]))
-    assert trajectory.status == Status.STATUS_INTERNAL
-    assert [turn.retrieval_status for turn in trajectory.turns] == [Status.STATUS_OK]
 
 
 async def test_single_turn_ends_with_its_answer(char_codec: Any) -> None:
@@ -200,9 +70,9 @@ async def test_a_prompt_may_name_its_environment(char_codec: Any) -> None:
 def test_in_one_process_a_file_is_imported_once(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     log = tmp_path / "log"
-    file.write_text(f"open({str(log)!r}, 'a').write('x')\n{OWN}")
+    file.write_text(f"open({str(log)!r}, 'a').write('x')\n{CASINO}")
     route = EnvironmentRoute(path=file)
-    settings = build_settings(a=route, b=route).model_copy(update={"security": SecuritySettings(user_code="off")})
+    settings = build_settings("off", a=route, b=route)
     environments = load_environments(settings, RetrieverClient(settings.retriever.http_address))
     assert type(environments.select("a")) is type(environments.select("b"))
     assert environments.select("a") is not environments.select("b")
@@ -237,7 +107,7 @@ def test_a_file_without_an_environment_is_refused_with_what_was_expected(tmp_pat
     file = tmp_path / "wrong.py"
     file.write_text(code)
     with pytest.raises(SettingsError) as error:
-        load_environments(build_settings(kg=EnvironmentRoute(path=file)), RetrieverClient("127.0.0.1:9"))
+        load_environments(build_settings("off", kg=EnvironmentRoute(path=file)), RetrieverClient("127.0.0.1:9"))
     assert str(error.value).startswith(f"rollout.environments.kg ({file}): ")
     assert words in str(error.value)
 
@@ -258,44 +128,6 @@ def test_a_file_without_an_environment_is_refused_with_what_was_expected(tmp_pat
 )
 def test_a_wrong_route_is_named(route: dict[str, Any], words: str) -> None:
     with pytest.raises(SettingsError) as error:
-        load_environments(build_settings(kg=EnvironmentRoute(**route)), RetrieverClient("127.0.0.1:9"))
+        load_environments(build_settings("off", kg=EnvironmentRoute(**route)), RetrieverClient("127.0.0.1:9"))
     assert "rollout.environments.kg" in str(error.value)
     assert words in str(error.value)
-
-
-def test_an_entry_point_is_an_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "casino_package.py").write_text(OWN)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    settings = build_settings(own=EnvironmentRoute(entry_point="casino_package:Casino"))
-    assert load_environments(settings, RetrieverClient("127.0.0.1:9")).select("own").tags == ("roll", "answer")
-
-
-def test_environments_are_checked_without_an_engine(own: Path) -> None:
-    command = [sys.executable, "-m", "forage_rollout.environments", f"rollout.environments.own.path={own}"]
-    assert subprocess.run(command).returncode == 0
-    wrong = subprocess.run([*command, "rollout.environments.own.params.speed=1"], capture_output=True, text=True)
-    assert wrong.returncode == 2
-    assert wrong.stderr.startswith(f"rollout.environments.own ({own}): TypeError")
-    assert wrong.stderr.count("\n") == 1
-
-
-async def test_the_examples_of_the_how_to_page_work(repository: Path, tmp_path: Path, char_codec: Any) -> None:
-    page = (repository / "docs/how-to/write-an-environment.md").read_text()
-    (routes,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    file = tmp_path / "dice.py"
-    file.write_text(code)
-    for route in yaml.safe_load(routes)["rollout"]["environments"].values():
-        if "path" in route:
-            route["path"] = repository / route["path"]
-        load_environments(build_settings(own=EnvironmentRoute(**route)), RetrieverClient("127.0.0.1:9"))
-    settings = build_settings(own=EnvironmentRoute(path=file))
-    lines = ["hm", "<roll>6</roll>", "<roll>7</roll>", "<answer>6</answer>"]
-    first, again = [(await run(settings, ScriptedEngine(char_codec(), lines)))[0] for _ in range(2)]
-    shown = [span.text for span in first.spans[2::2]]
-    assert "I roll with <roll>sides</roll>" in shown[0]
-    assert re.fullmatch(r"\s*<information>roll 1: [1-6]</information>\s*", shown[1])
-    assert "There are dice of 4, 6 and 20 sides." in shown[2]
-    assert [turn.retrieval_status for turn in first.turns[1:3]] == [Status.STATUS_OK, Status.STATUS_INVALID_INPUT]
-    assert [span.text for span in again.spans] == [span.text for span in first.spans]
-    assert first.finished

@@ -127,7 +127,7 @@ def test_a_passage_stays_text(name: str, contents: list[str], request: pytest.Fi
     check_observation(request.getfixturevalue(name), contents)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(HOSTILE)
 def test_no_passages_make_tags_or_control_tokens(
     codec: FileTokenizer, compatible: FileTokenizer, careless: FileTokenizer, contents: list[str]

@@ -44,7 +44,7 @@ def play(prompt: list[int], searches: list[tuple[list[int], list[str]]], limit: 
 
 
 @given(IDS, st.lists(st.tuples(IDS, st.lists(TEXTS, max_size=3)), max_size=3), st.sampled_from([40, 60, 500]))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_texts_are_read_as_the_agent_had_them(
     prompt: list[int], searches: list[tuple[list[int], list[str]]], limit: int
 ) -> None:

@@ -113,7 +113,7 @@ PIECE = st.sampled_from(
 )
 
 
-@settings(deadline=None)
+@settings(max_examples=40)
 @given(
     script=st.lists(PIECE, min_size=4, max_size=4),
     max_turns=st.integers(0, 3),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forage_common.text.observation import RESERVED_TAGS, escape_tags, find_tag_names, format_passages
@@ -21,18 +21,21 @@ def test_passages_are_written_as_the_table_says(passages_row: dict[str, Any]) ->
     assert escape_tags(format_passages(documents)) == passages_row["text"]
 
 
+@settings(max_examples=40)
 @given(HOSTILE, HOSTILE)
 def test_no_passage_can_write_a_tag_or_a_control_token(one: str, other: str) -> None:
     inside = escape_tags(format_passages([Document(contents=one), Document(contents=other)]), CONTROL)
     assert not [token for token in (*TAGS, *CONTROL) if token in inside]
 
 
+@settings(max_examples=40)
 @given(HOSTILE)
 def test_escaping_twice_changes_nothing_more(text: str) -> None:
     once = escape_tags(text, CONTROL)
     assert escape_tags(once, CONTROL) == once
 
 
+@settings(max_examples=40)
 @given(st.text())
 def test_text_without_tags_is_left_alone(text: str) -> None:
     if not any(tag in text for tag in TAGS):

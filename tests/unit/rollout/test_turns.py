@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import time
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forage_common.settings import RolloutSettings
@@ -75,6 +74,7 @@ def test_the_token_that_completes_the_stop_text_is_kept_last(tokens: list[str], 
     assert part.stopped == (text != "no stop" and bool(tokens))
 
 
+@settings(max_examples=40)
 @given(st.lists(st.sampled_from(PIECES), max_size=12))
 def test_the_kept_prefix_is_the_shortest_with_the_stop_text(tokens: list[str]) -> None:
     part = cut_at_stop(range(len(tokens)), lambda ids: "".join(tokens[i] for i in ids), STOPS)
@@ -88,12 +88,14 @@ def test_the_kept_prefix_is_the_shortest_with_the_stop_text(tokens: list[str]) -
     assert part.text == whole[: whole.index(stop) + len(stop)]
 
 
+@settings(max_examples=40)
 @given(st.text(alphabet="<>/searchanwe \n", max_size=60))
 def test_no_text_breaks_the_parser(text: str) -> None:
     action = parse_action(text)
     assert action.content == action.content.strip()
 
 
+@settings(max_examples=40)
 @given(st.lists(st.sampled_from(PIECES), max_size=20).map("".join))
 def test_an_action_is_the_first_complete_block(text: str) -> None:
     match = re.search(r"<(search|answer)>(.*?)</\1>", text, re.DOTALL)
@@ -102,9 +104,8 @@ def test_an_action_is_the_first_complete_block(text: str) -> None:
 
 
 def test_opening_tags_without_closing_tags_are_parsed_in_linear_time() -> None:
-    begin = time.perf_counter()
-    assert parse_action("<search>" * 500_000).kind == ActionKind.ACTION_KIND_INVALID  # hours, where it is quadratic
-    assert time.perf_counter() - begin < 10
+    """Where it is quadratic the time limit of the test ends it: it takes hours."""
+    assert parse_action("<search>" * 500_000).kind == ActionKind.ACTION_KIND_INVALID
 
 
 def test_without_stops_nothing_is_cut() -> None:

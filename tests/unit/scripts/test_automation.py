@@ -44,6 +44,7 @@ def read_targets() -> dict[str, str]:
 
 def find_make_targets(command: str) -> list[str]:
     """Targets of every `make …` in a text."""
+    command = re.sub(r"\$\{\{.*?\}\}", "0", command)  # what a workflow fills in
     return [word for words in _MAKE.findall(command) for word in shlex.split(words) if "=" not in word]
 
 
@@ -107,4 +108,4 @@ def test_the_ci_workflow_calls_the_targets_that_contributors_run() -> None:
     called = {
         target for step in list_run_steps(REPOSITORY / ".github/workflows/ci.yml") for target in find_make_targets(step)
     }
-    assert {"setup", "lint", "test-all", "docs"} <= called
+    assert {"setup", "lint", "test", "docs"} <= called

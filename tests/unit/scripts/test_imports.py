@@ -30,6 +30,19 @@ FILES = sorted(
 
 
 @functools.cache
+def read_source(module: str) -> str:
+    top, *rest = module.split(".")
+    file = PACKAGES[top].joinpath(*rest).with_suffix(".py")
+    return file.read_text() if file.is_file() else ""
+
+
+def has_name(module: str, name: str) -> bool:
+    """Whether a module has a name: most are defined at the beginning of a line, and need no parsing."""
+    is_defined = re.search(rf"^(class |def |async def |){name}\b", read_source(module), re.M) is not None
+    return is_defined or name in read_names(module)
+
+
+@functools.cache
 def read_names(module: str) -> frozenset[str]:
     """Read the names that a module defines or imports, and the sub-modules of a package; empty if it does not exist."""
     top, *rest = module.split(".")
@@ -56,9 +69,7 @@ def test_imported_names_exist() -> None:
         for name in names.split(", ")
     ]
     assert len(imports) > 500
-    missing = [
-        entry for entry in imports if entry[1].partition(".v1")[1] == "" and entry[2] not in read_names(entry[1])
-    ]
+    missing = [entry for entry in imports if entry[1].partition(".v1")[1] == "" and not has_name(entry[1], entry[2])]
     assert missing == []
 
 

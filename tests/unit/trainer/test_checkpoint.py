@@ -9,10 +9,12 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from limits import WAIT_S
 from trainer_parts import save_checkpoint
 
 from forage_common.errors import DataError, DiskFullError, FencedError, UserError
@@ -138,7 +140,9 @@ def test_files_of_version_01_are_refused_to_another_number_of_processes(tmp_path
 
 
 def test_a_checkpoint_is_complete_when_the_files_of_every_process_are_visible(tmp_path: Path) -> None:
-    def write(ranks: int, late: int = 0) -> Callable[[Path], None]:
+    late: list[Callable[[], object]] = []
+
+    def write(ranks: int, comes_late: int = 0) -> Callable[[Path], None]:
         def put(folder: Path, rank: int) -> None:
             for kind in ("actor/model/part", "actor/optimizer/part"):
                 (folder / f"{kind}_rank_{rank}.safetensors").write_text(kind)
@@ -148,17 +152,17 @@ def test_a_checkpoint_is_complete_when_the_files_of_every_process_are_visible(tm
                 (folder / kind).mkdir(parents=True)
             for rank in range(ranks):
                 put(folder, rank)
-            for rank in range(ranks, ranks + late):
-                threading.Timer(0.3, put, (folder, rank)).start()
-                threading.Timer(0.6, describe_rank, (folder, rank)).start()
+            for rank in range(ranks, ranks + comes_late):
+                late.extend([partial(put, folder, rank), partial(describe_rank, folder, rank)])
             for rank in range(1, ranks):
                 describe_rank(folder, rank)
 
         return write_shards
 
-    patient = Checkpoints(tmp_path, 2, 10, world_size=3, listing_timeout_s=10)
-    manifest = read_checkpoint(save_checkpoint(patient, 1, write(2, late=1)))
+    patient = Checkpoints(tmp_path, 2, 10, world_size=3, listing_timeout_s=WAIT_S, pause=lambda _: late.pop(0)())
+    manifest = read_checkpoint(save_checkpoint(patient, 1, write(2, comes_late=1)))
     assert len(manifest.files) == 6, "the last process's files came late"
+    assert late == [], "and then their digests"
     assert not list((tmp_path / "step_1/state").glob("digests*"))
     strict = Checkpoints(tmp_path, 2, 10, world_size=3, listing_timeout_s=0)
     with pytest.raises(UserError, match=r"2 of 6 files .*actor/model/part_rank_2\.safetensors.*run\.dir must be"):
@@ -184,7 +188,7 @@ def test_every_rank_digests_its_own_files_and_rank_0_what_is_left(
         describe_rank(folder, 1)
         monkeypatch.setattr("forage_trainer.files.compute_digest", compute)
 
-    path = save_checkpoint(Checkpoints(tmp_path, 2, 10, world_size=3, listing_timeout_s=0.5), 1, write)
+    path = save_checkpoint(Checkpoints(tmp_path, 2, 10, world_size=3, listing_timeout_s=0.1, pause=int), 1, write)
     assert sorted(read) == [
         "config.json",
         *(f"part_rank_{rank}.safetensors" for rank in (0, 2)),
@@ -367,7 +371,7 @@ def test_a_checkpoint_is_made_durable_beside_the_next_steps(tmp_path: Path, monk
     goes_on, digests = threading.Event(), checkpoint.compute_digests
 
     def compute_late(folder: Path) -> dict[str, str]:
-        assert goes_on.wait(20)
+        assert goes_on.wait(WAIT_S)
         return digests(folder)
 
     monkeypatch.setattr(checkpoint, "compute_digests", compute_late)

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trainer_parts import build_question, write_questions
 
@@ -169,7 +169,6 @@ def list_groups(batches: Batches, batch: int) -> list[tuple[str, Question]]:
     return [batches.group(batch, position) for position in range(batches.batch_size)]
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 8), st.integers(0, 3))
 def test_an_epoch_has_no_question_twice_and_uids_never_repeat(count: int, size: int, seed: int) -> None:
     size = min(size, count)

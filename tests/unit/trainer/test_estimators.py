@@ -231,7 +231,6 @@ def test_every_estimator_of_the_settings_is_registered() -> None:
 
 
 @every_estimator
-@settings(max_examples=60, deadline=None)
 @given(case=draw_cases())
 def test_an_estimator_equals_its_formula(name: AdvantageEstimator, case: Case) -> None:
     result = estimate_advantages(give_to_estimators(case), build_options(name, case))
@@ -241,7 +240,6 @@ def test_an_estimator_equals_its_formula(name: AdvantageEstimator, case: Case) -
 
 
 @every_estimator
-@settings(max_examples=40, deadline=None)
 @given(case=draw_cases(), poison=st.sampled_from([math.nan, math.inf, 1e6, -3.0]))
 def test_values_on_observation_tokens_do_not_matter(name: AdvantageEstimator, case: Case, poison: float) -> None:
     clean = give_to_estimators(case)
@@ -259,7 +257,6 @@ def test_values_on_observation_tokens_do_not_matter(name: AdvantageEstimator, ca
 
 
 @every_estimator
-@settings(max_examples=40, deadline=None)
 @given(case=draw_cases(), data=st.data())
 def test_permuting_rows_permutes_the_result(name: AdvantageEstimator, case: Case, data: st.DataObject) -> None:
     rewards = give_to_estimators(case)
@@ -331,7 +328,6 @@ def test_multi_turn_grpo_is_in_verls_registry(case: Case) -> None:
 # Properties of the specification beside the formulas.
 
 
-@settings(max_examples=40, deadline=None)
 @given(case=draw_cases())
 def test_without_discount_gae_over_state_tokens_is_gae_over_all_columns(case: Case) -> None:
     rewards = give_to_estimators(case)
@@ -389,7 +385,6 @@ def test_a_value_that_is_not_finite_is_refused_inside_the_mask_alone(value: floa
         estimate_advantages(rewards, algorithm)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), min_size=1, max_size=16), st.sampled_from([1, 2]))
 def test_a_row_takes_part_if_its_group_has_enough_valid_rows(rows: list[tuple[str, bool]], least: int) -> None:
     uids = [uid for uid, _ in rows]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forage_common.errors import SettingsError
@@ -59,7 +59,6 @@ log_prob = st.floats(-40, 0)
 token = st.tuples(log_prob, log_prob, st.booleans(), st.floats(-1, 1))
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.integers(1, 6).flatmap(
         lambda n: st.lists(st.lists(token, min_size=n, max_size=n).filter(lambda r: any(t[2] for t in r)), min_size=1)

@@ -2,41 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 pytest.importorskip("verl", reason="needs the trainer's environment")
 import torch
-from spmd_process import OPTIONS
-from trainer_parts import build_trajectory, write_model
+from overlong_parts import LENGTHS, REWARDS, build
 
 from forage_common.errors import SettingsError
 from forage_common.settings import AlgorithmSettings, OverlongSettings, load_settings
-from forage_common.v1.trajectory_pb2 import TrajectoryGroup
 from forage_trainer.algorithms.estimators.registry import Rewards, estimate_advantages
 from forage_trainer.data.overlong import compute_penalties, mask_cut, subtract_penalties
-from forage_trainer.data.selection import select_trajectories
-from forage_trainer.data.tensors import StepTensors, build_step_tensors
-from forage_trainer.engine.policy_worker import PolicyWorker
-
-LENGTHS = (6, 8, 9, 10, 12, 14)
-"""Generated tokens of trajectories; two turns each, and an observation between them that counts for nothing."""
-REWARDS = (0.0, 1.0, 1.0, 0.0, 1.0, 1.0)
-
-
-def build(algorithm: AlgorithmSettings, unfinished: tuple[int, ...] = ()) -> tuple[StepTensors, TrajectoryGroup]:
-    rows = [
-        build_trajectory("a", i, reward, turns=(length - 3, 3), observation=20)
-        for i, (length, reward) in enumerate(zip(LENGTHS, REWARDS, strict=True))
-    ]
-    for row in unfinished:
-        rows[row].finished = False
-    group = TrajectoryGroup(group_uid="a", trajectories=rows)
-    tensors = build_step_tensors(select_trajectories([group], algorithm), 0, 1, 0, algorithm)
-    assert tensors is not None
-    return tensors, group
 
 
 def penalize(length: int, most: int, buffer: int, factor: float) -> float:
@@ -97,37 +73,6 @@ def test_a_reward_of_turns_keeps_them_and_loses_the_penalty_once() -> None:
     for row, length in enumerate(LENGTHS):
         if length > 8:
             assert result.token_rewards[row, last[row]] != tensors.token_rewards[row, last[row]]
-
-
-def test_a_cut_trajectory_is_in_the_baseline_and_in_no_loss(tmp_path: Path) -> None:
-    """The update equals one of the other rows alone with the same advantages, whatever the aggregation."""
-    model = write_model(tmp_path / "model")
-    for aggregation in ("token-mean", "seq-mean-token-mean"):
-        more = [f"trainer.actor.loss_agg_mode={aggregation}", "trainer.actor.use_kl_loss=false", "trainer.threads=1"]
-        more += ["trainer.actor.optim.lr=1e-3", "trainer.actor.entropy_coeff=0.1", *OPTIONS[-4:-3]]
-        settings = load_settings(None, [f"model.path={model}", "trainer.algorithm.adv_estimator=gae", *more], {})
-        algorithm = settings.trainer.algorithm
-        tensors, group = build(algorithm, unfinished=(1, 4))
-        advantages = torch.linspace(-1, 1, tensors.mask.numel()).view_as(tensors.mask) * tensors.mask
-        masked, count = mask_cut(tensors, group.trajectories)
-        assert masked is not None
-        assert count == 2
-        assert masked.mask.sum(-1).bool().tolist() == [True, False, True, True, False, True]
-        assert torch.equal(masked.state, tensors.state)
-        kept = [0, 2, 3, 5]
-        others = TrajectoryGroup(group_uid="a", trajectories=[group.trajectories[row] for row in kept])
-        alone = build_step_tensors(select_trajectories([others], algorithm), 0, 1, 0, algorithm)
-        assert alone is not None
-        worker, reference = PolicyWorker(settings), PolicyWorker(settings)
-        width = alone.mask.shape[1]
-        result = worker.update(masked, advantages, None, None, 1)
-        expected = reference.update(alone, advantages[kept][:, :width], None, None, 1)
-        assert result.loss == pytest.approx(expected.loss, rel=1e-4)
-        assert result.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4)
-        assert result.log_probs[1].any(), "its log-probabilities are still compared with the engine's"
-        critic = worker.update_critic(masked, advantages, advantages + 1, 1)
-        alone_critic = reference.update_critic(alone, advantages[kept][:, :width], advantages[kept][:, :width] + 1, 1)
-        assert critic["critic/vf_loss"] == pytest.approx(alone_critic["critic/vf_loss"], rel=1e-4)
 
 
 def test_a_batch_of_cut_trajectories_gives_no_update() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trainer_parts import PROMPT_TOKENS, make_group
 
@@ -90,7 +90,6 @@ def test_the_placement_conserves_its_sum(
     assert all(reward == 0.0 for reward, valid in zip(result.rewards, mask, strict=True) if not valid)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.dictionaries(st.integers(1, 4), st.floats(-1, 1), min_size=1, max_size=4),
     st.floats(-1, 1),

@@ -10,11 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from trainer_parts import build_trajectory, make_group
 
 from forage_common.errors import SettingsError
 from forage_common.settings import load_settings
-from forage_common.v1.trajectory_pb2 import Policy
 from forage_probe.metrics import overconfidence
 from forage_trainer.validation.probe_penalty import ProbePenalty, subtract_penalty
 
@@ -75,27 +73,6 @@ def test_the_gradient_of_the_penalty_is_on_state_tokens_only() -> None:
     assert torch.equal(moved != 0, state == 1)
     assert (moved[0][state[0] == 1] > 0).all(), "descent makes the tokens of a hasty answer less likely"
     assert (moved[1][state[1] == 1] < 0).all(), "and those of a thoughtful one more"
-
-
-def test_only_the_first_of_a_group_are_probed_and_failures_are_counted(tmp_path: Path) -> None:
-    unreachable = ["rollout.grpc_address=127.0.0.1:9", "trainer.algorithm.probe_penalty.timeout_s=0.3"]
-    settings = load_settings(
-        None, [*unreachable, "model.path=" + str(tmp_path), "trainer.algorithm.probe_penalty.coef=0.5"], {}
-    )
-    penalty = ProbePenalty(settings)
-    rows = [
-        *make_group("a", [0.0, 1.0]).trajectories,
-        *make_group("b", [1.0, 0.0]).trajectories,
-        build_trajectory("a", 2, 1.0),
-    ]
-    sure = penalty.measure_overconfidence(rows, Policy(version=1, epoch=1), lambda: None)
-    assert sure == [None] * 5
-    assert penalty.compute_metrics(sure, rows) == {
-        "probe_count": 0, "probe_failed": 2, "probe_overconfidence": None, "probe_penalty": None,
-    }  # fmt: skip
-    known = penalty.compute_metrics([0.5, None, -0.1, None, None], rows)
-    assert known["probe_failed"] == 0
-    assert (known["probe_overconfidence"], known["probe_penalty"]) == (pytest.approx(0.2), pytest.approx(0.1))
 
 
 @pytest.mark.parametrize("override", ["rollout.auth_token_file=/missing", "rollout.engine.max_lora_rank=8"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -51,13 +50,6 @@ def test_ray_under_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(UserError, match="torchrun started this process, and the settings ask for Ray"):
         main(load_settings(None, ["trainer.n_gpus_per_node=2"], {}))
-
-
-def test_an_address_without_ray_is_refused(monkeypatch: pytest.MonkeyPatch, free_address: Callable[[], str]) -> None:
-    monkeypatch.delenv("RANK", raising=False)
-    address = free_address()
-    with pytest.raises(UserError, match=f"trainer.ray.address {address} cannot be joined .*Connection refused"):
-        main(load_settings(None, [f"trainer.ray.address={address}"], {}))
 
 
 def build_death() -> Exception:

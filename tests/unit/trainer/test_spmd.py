@@ -11,6 +11,7 @@ import spmd_process
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from limits import WAIT_S
 
 from forage_trainer.columns.arrays import Columns
 from forage_trainer.data.rows import build_share, distribute_rows, scatter_rows
@@ -92,7 +93,7 @@ class Wire(Processes):
         self._queues[self.rank, rank].put(tensor.clone())
 
     def receive_from(self, rank: int, tensor: torch.Tensor) -> torch.Tensor:
-        found = self._queues[rank, self.rank].get(timeout=10)
+        found = self._queues[rank, self.rank].get(timeout=WAIT_S)
         assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
         return tensor.copy_(found)
 

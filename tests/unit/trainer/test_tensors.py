@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trainer_parts import PROMPT_TOKENS, build_trajectory, make_group
 
@@ -179,7 +179,6 @@ def test_jagged_and_padded_layouts_hold_the_same_values() -> None:
     assert again["again"].values().tolist() == again["response_mask"].values().tolist()
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=50), st.integers(1, 200))
 def test_micro_batches_hold_every_row_once_within_the_budget(lengths: list[int], budget: int) -> None:
     cuts = cut_micro_batches(lengths, budget)

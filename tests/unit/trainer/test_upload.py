@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import time
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fsspec.implementations.local import LocalFileSystem
+from limits import WAIT_S
 from trainer_parts import save_checkpoint
 
 from forage_common.errors import UserError
@@ -77,7 +78,7 @@ def test_an_uploaded_copy_restores_the_checkpoint(
 ) -> None:
     uploader = start()
     uploader.add(save(checkpoints, 5))
-    assert uploader.close(10)
+    assert uploader.close(WAIT_S)
     assert read_checkpoint(tmp_path / "copies/r/step_5").step == 5
     shutil.rmtree(tmp_path / "checkpoints")
     shutil.copytree(tmp_path / "copies/r", tmp_path / "checkpoints")
@@ -90,9 +91,9 @@ def test_checkpoints_left_by_a_restart_are_copied_and_none_twice(
     tmp_path: Path, checkpoints: Checkpoints, start: Callable[..., Uploader], store: Store
 ) -> None:
     save(checkpoints, 5)
-    assert start().close(10)
+    assert start().close(WAIT_S)
     save(checkpoints, 6)
-    assert start().close(10)
+    assert start().close(WAIT_S)
     assert list_copies(tmp_path) == ["step_5", "step_6"]
     assert len(store.put) == 2
     assert list((tmp_path / "checkpoints/.upload").iterdir()) == []
@@ -102,9 +103,9 @@ def test_a_repeated_step_replaces_its_copy(
     tmp_path: Path, checkpoints: Checkpoints, start: Callable[..., Uploader]
 ) -> None:
     save(checkpoints, 5)
-    assert start().close(10)
+    assert start().close(WAIT_S)
     save(checkpoints, 5, "others")
-    assert start().close(10)
+    assert start().close(WAIT_S)
     assert read_checkpoint(tmp_path / "copies/r/step_5").step == 5
     assert (tmp_path / "copies/r/step_5/state/deep/weights.pt").read_text() == "others"
 
@@ -122,7 +123,7 @@ def test_a_failing_store_is_retried_and_counted(
     failed, sent = count(FAILED), count(UPLOADED)
     uploader = start()
     uploader.add(save(checkpoints, 5))
-    assert uploader.close(10)
+    assert uploader.close(WAIT_S)
     assert (count(FAILED) - failed, count(UPLOADED) - sent) == (2, 1)
     assert list_copies(tmp_path) == ["step_5"]
 
@@ -137,38 +138,35 @@ def test_an_unavailable_store_does_not_end_the_run_and_the_next_start_retries(
     failed = count(FAILED)
     uploader = start()
     uploader.add(save(checkpoints, 5))
-    assert not uploader.close(10)
+    assert not uploader.close(WAIT_S)
     assert count(FAILED) - failed == ATTEMPTS
     assert list_copies(tmp_path) == []
     store.before = lambda remote: None
-    assert start().close(10)
+    assert start().close(WAIT_S)
     assert list_copies(tmp_path) == ["step_5"]
 
 
 def test_a_slow_store_never_blocks_and_its_queue_is_bounded_and_safe_from_retention(
     tmp_path: Path, checkpoints: Checkpoints, start: Callable[..., Uploader], store: Store
 ) -> None:
-    release = [False]
+    began, release = threading.Event(), threading.Event()
 
     def interrupt(remote: str) -> None:
-        while not release[0]:
-            time.sleep(0.005)
+        began.set()
+        assert release.wait(WAIT_S)
 
     store.before = interrupt
     dropped = count(DROPPED)
     uploader = start()
     uploader.add(save(checkpoints, 1))
-    while uploader._current is None:
-        time.sleep(0.001)
-    began = time.monotonic()
-    for step in range(2, 9):
+    assert began.wait(WAIT_S)
+    for step in range(2, 9):  # the store stands still meanwhile
         uploader.add(save(checkpoints, step))
-    assert time.monotonic() - began < 5
     assert sorted(p.name for p in (tmp_path / "checkpoints").glob("step_*")) == ["step_7", "step_8"]
     assert len(list((tmp_path / "checkpoints/.upload").glob("step_*"))) == MAX_WAITING + 1
     assert count(DROPPED) - dropped == 5
-    release[0] = True
-    assert uploader.close(10)
+    release.set()
+    assert uploader.close(WAIT_S)
     assert list_copies(tmp_path) == ["step_1", "step_7", "step_8"]
     for name in list_copies(tmp_path):
         assert read_checkpoint(tmp_path / "copies/r" / name).step == int(name[5:])
@@ -181,9 +179,9 @@ def test_a_copy_without_its_last_file_has_no_manifest(
     seen: list[bool] = []
     store.before = lambda remote: seen.append((tmp_path / "copies/r/step_5/manifest.json").exists())
     uploader.add(save(checkpoints, 5))
-    assert uploader.close(10)
+    assert uploader.close(WAIT_S)
     save(checkpoints, 5, "others")
-    assert start().close(10)
+    assert start().close(WAIT_S)
     assert seen == [False, False]
 
 

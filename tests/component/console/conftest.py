@@ -1,0 +1,5 @@
+"""The console and other services as processes."""
+
+from service_process import start_service, wait_until_ready
+
+__all__ = ["start_service", "wait_until_ready"]

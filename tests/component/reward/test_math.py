@@ -1,0 +1,39 @@
+"""Mathematical equality, and answers that cannot be checked in time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forage_reward.parsing.math_answer import MAX_LENGTH
+from forage_reward.registry import bind_reward
+from forage_reward.score import Score, Status
+from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
+
+ROWS = [json.loads(line) for line in (Path(__file__).parents[2] / "data/reward/math.jsonl").open()]
+
+
+def compute_score(text: str, *targets: str, **params: float) -> Score:
+    return bind_reward("math", params, "here")(TrajectoryView((Span(Role.MODEL, text),)), GroundTruth(targets))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: ascii(row["answer"]))
+def test_answers_are_compared_as_mathematics(row: dict[str, Any]) -> None:
+    score = compute_score(f"<answer>{row['answer']}</answer>", *row["targets"], timeout_s=300.0)
+    assert (score.status, score.total) == (Status.OK, row["want"]), score.detail
+
+
+def test_a_target_that_is_not_mathematics_is_invalid_input() -> None:
+    score = compute_score("<answer>5</answer>", "", timeout_s=300.0)
+    assert (score.status, score.components) == (Status.INVALID_INPUT, ())
+
+
+def test_scores_have_the_parameters_of_the_route() -> None:
+    weights = {"score": 2.0, "format_score": 0.5, "timeout_s": 60.0}
+    assert compute_score("<answer>7</answer>", "7", **weights).total == 2.0
+    assert compute_score("<answer>8</answer>", "7", **weights).total == 0.5
+    assert compute_score("no answer", "7", **weights).total == 0.0
+    assert compute_score(f"<answer>{'1+' * MAX_LENGTH}1</answer>", "7", **weights).total == 0.5

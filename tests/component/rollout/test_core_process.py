@@ -1,0 +1,64 @@
+"""Engine processes are forked from a server, with the environment of the replica."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import suppress
+from multiprocessing import forkserver
+from pathlib import Path
+
+import psutil
+import pytest
+from waiting import WAIT_S
+
+from forage_rollout.core import process as core_process
+from forage_rollout.core.process import ForkContext
+
+
+def test_a_process_has_the_environment_of_now_and_not_of_the_servers_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forkserver.ensure_running()
+    monkeypatch.setenv("SINCE_THEN", "yes")
+    arguments = [sys.executable, "-c", f"import os; open(r'{tmp_path}/seen', 'w').write(os.environ['SINCE_THEN'])"]
+    process = ForkContext().Process(target=subprocess.run, name="EngineCore", kwargs={"args": arguments, "check": True})
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert (tmp_path / "seen").read_text() == "yes"
+
+
+def test_a_process_ends_with_a_replica_that_is_killed() -> None:
+    code = (
+        "from multiprocessing.connection import wait\n"
+        "from forage_rollout.core.process import ForkContext\n"
+        "forever = {'object_list': [], 'timeout': 100}\n"
+        "process = ForkContext().Process(target=wait, name='EngineCore', kwargs=forever)\n"
+        "process.start()\n"
+        "print(process.pid, flush=True)\n"
+        "process.join()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as replica:
+        assert replica.stdout is not None
+        core = psutil.Process(int(replica.stdout.readline()))
+        try:
+            with pytest.raises(psutil.TimeoutExpired):
+                core.wait(0.5)
+            replica.kill()
+            core.wait(WAIT_S)
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                core.kill()
+
+
+def test_vllm_starts_its_processes_itself_where_no_server_was_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.engine import utils
+
+    real = utils.get_mp_context
+    core_process.use_fork()
+    assert utils.get_mp_context is real
+    monkeypatch.setattr(utils, "get_mp_context", real)  # restored in the end
+    monkeypatch.setattr(core_process, "_is_prepared", True)
+    core_process.use_fork()
+    assert utils.get_mp_context is ForkContext

@@ -1,5 +1,0 @@
-"""Fixtures that start services as processes."""
-
-from service_process import start_service, wait_until_ready
-
-__all__ = ["start_service", "wait_until_ready"]

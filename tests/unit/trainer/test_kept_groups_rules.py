@@ -1,0 +1,24 @@
+"""Groups that were kept are taken again only if their file is, to the bit, what was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from google.protobuf.proto import serialize_length_prefixed
+
+from forage_common.errors import DataError
+from forage_common.v1.packed_pb2 import PackedGroup
+from forage_trainer.checkpoints.kept_groups import KeptGroups
+from forage_trainer.data.batcher import Batch
+
+
+def test_a_file_with_other_groups_than_were_written_is_damaged(tmp_path: Path) -> None:
+    kept = KeptGroups(tmp_path)
+    kept.write(Batch(3, (), stale=0))
+    (file,) = tmp_path.iterdir()
+    assert kept.read(3).groups == []
+    with file.open("wb") as stream:
+        serialize_length_prefixed(PackedGroup(), stream)
+    with pytest.raises(DataError, match=r"packed_3\.[0-9a-f]{64} is damaged"):
+        kept.read(3)
