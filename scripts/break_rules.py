@@ -232,6 +232,7 @@ class Runner:
 
     def __init__(self, repository: Path, environment: str) -> None:
         python = repository / ".venvs" / environment / "bin/python"
+        self._environment = environment
         self._process = subprocess.Popen(
             [python, RULES.with_name("forked_pytest.py"), *LIBRARIES.get(environment, ())],
             cwd=repository,
@@ -251,7 +252,7 @@ class Runner:
         requests.write(json.dumps(run).encode() + b"\n")
         self._run = int(replies.readline() or -1)  # without a buffer: what `select` waits for is never read ahead
         if self._run < 0:
-            raise RuleError(f"{' '.join(map(str, self._process.args[:2]))} ended: see above")
+            raise RuleError(f"forked_pytest.py ended in the environment {self._environment}: see above")
         is_in_time = bool(select.select([replies], [], [], timeout_s)[0])
         self._end_run()
         code = int(replies.readline() or -1)
@@ -424,15 +425,14 @@ def main(arguments: Sequence[str]) -> int:
     repository, began = options.repository.resolve(), time.monotonic()
     try:
         rules = select_rules(options.names)
+        if problems := find_problems(repository, rules):
+            raise RuleError("\nbreak_rules: ".join(problems))
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        with tempfile.TemporaryDirectory(prefix="break-rules-") as folder:
+            results = _try_rules(repository, rules, options.jobs, Path(folder))
     except RuleError as error:
         print(f"break_rules: {error}", file=sys.stderr)
         return 2
-    if problems := find_problems(repository, rules):
-        print("\n".join(f"break_rules: {problem}" for problem in problems), file=sys.stderr)
-        return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    with tempfile.TemporaryDirectory(prefix="break-rules-") as folder:
-        results = _try_rules(repository, rules, options.jobs, Path(folder))
     summary = summarize(results, time.monotonic() - began)
     print(json.dumps(summary))
     return 0 if summary["noticed"] == len(rules) else 1
@@ -446,7 +446,8 @@ def _try_rules(repository: Path, rules: Sequence[Rule], jobs: int, folder: Path)
         if not hasattr(mine, "copy"):
             mine.copy = Copy(repository, folder / str(next(names)))
             copies.append(mine.copy)
-        return mine.copy
+        own: Copy = mine.copy
+        return own
 
     def check(group: str, environment: str, files: Sequence[Path]) -> None:
         print(baseline.run(get_copy(), group, environment, files), flush=True)
