@@ -18,11 +18,10 @@ import warnings
 from dataclasses import asdict
 from itertools import product
 
+from models import MODELS
 from peak import FUSED, LOGITS_KEPT, Memory, measure_update
 from rich.console import Console
 from rich.table import Table
-
-from models import MODELS
 
 GIB = 2**30
 HEADS = (LOGITS_KEPT, FUSED)

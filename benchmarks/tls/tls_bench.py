@@ -23,6 +23,7 @@ from pathlib import Path
 import psutil
 from rich.console import Console
 from rich.table import Table
+from services import MUTUAL, PLAIN, TLS, WAYS, Stack, run_stacks
 
 from forage_common.clients.retriever import RetrieverClient
 from forage_common.clients.reward import RewardClient
@@ -32,7 +33,6 @@ from forage_common.v1.retriever_pb2 import RetrieveRequest
 from forage_common.v1.retriever_pb2_grpc import RetrieverStub
 from forage_common.v1.reward_pb2 import ScoreItem
 from forage_common.v1.trajectory_pb2 import ROLE_ENV, ROLE_MODEL, ROLE_PROMPT, GroundTruth, Span
-from services import MUTUAL, PLAIN, TLS, WAYS, Stack, run_stacks
 
 CALLERS = 16
 GROUP = 8
