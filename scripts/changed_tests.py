@@ -17,8 +17,8 @@ from functools import cache
 from pathlib import Path
 
 import grimp
+from check_structure import REPOSITORY, list_packages
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 TESTS = REPOSITORY / "tests"
 SUPPORT = TESTS / "support"
 FRONT_END = "services/console/web/"
@@ -47,13 +47,13 @@ def _git(*arguments: str) -> list[str]:
 
 def list_roots() -> list[Path]:
     """List the folders from which packages are imported."""
-    return sorted({package.parent for package in REPOSITORY.glob("services/*/forage_*")} | {REPOSITORY / "models"})
+    return sorted({package.parent for package in list_packages()})
 
 
 @cache
 def build_graph() -> grimp.ImportGraph:
     """Build the graph of imports of all packages of this repository."""
-    packages = [package.name for root in list_roots() for package in root.glob("forage_*") if package.is_dir()]
+    packages = [package.name for package in list_packages()]
     known = list(sys.path)
     sys.path[:0] = [str(root) for root in list_roots()]
     try:
@@ -69,8 +69,6 @@ def find_module(name: str) -> str | None:
     if root is None:
         return None
     parts = file.relative_to(root).with_suffix("").parts if file.suffix == ".py" else file.relative_to(root).parts[:-1]
-    while parts and not parts[0].startswith("forage_"):
-        return None
     modules = build_graph().modules
     while parts:
         module = ".".join(part for part in parts if part != "__init__")

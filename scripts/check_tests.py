@@ -68,22 +68,23 @@ class Violation:
 
 def check_file(file: Path) -> list[Violation]:
     """Find what breaks the rules in one file of tests/."""
-    source = file.read_text(encoding="utf-8")
-    tree = ast.parse(source)
+    tree, allowed = _read(file)
     found = [*_find_clocks(file, tree), *_find_short_waits(file, tree)]
     if file.is_relative_to(TESTS / "unit"):
         found += _find_costs(file)
-    allowed = _list_allowed(source)
     return sorted({each for each in found if each.rule not in allowed.get(each.line, ())})
 
 
-def _list_allowed(source: str) -> dict[int, set[str]]:
-    """List where a comment allows what a rule forbids: line → rules."""
-    return {
+@cache
+def _read(file: Path) -> tuple[ast.Module, dict[int, set[str]]]:
+    """Read a file, and where a comment in it allows what a rule forbids: line → rules."""
+    source = file.read_text(encoding="utf-8")
+    allowed = {
         number: {rule.strip() for rule in match[1].split(",")}
         for number, line in enumerate(source.splitlines(), 1)
         if (match := _ALLOWED.search(line))
     }
+    return ast.parse(source), allowed
 
 
 def _find_clocks(file: Path, tree: ast.Module) -> Iterator[Violation]:
@@ -93,11 +94,7 @@ def _find_clocks(file: Path, tree: ast.Module) -> Iterator[Violation]:
             continue
         measured = set()
         for node in ast.walk(scope):
-            if (
-                isinstance(node, ast.Assign | ast.AugAssign)
-                and node.value is not None
-                and _reads_clock(node.value, measured)
-            ):
+            if isinstance(node, ast.Assign | ast.AugAssign) and _reads_clock(node.value, measured):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 if isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Sub):
                     measured |= {
@@ -214,8 +211,7 @@ def _find_costs(file: Path) -> Iterator[Violation]:
 @cache
 def _list_costs(file: Path, with_support: bool = True) -> tuple[tuple[str, int, str], ...]:
     """List (rule, line, how) for a file, and for the support modules that it names, at the line of their import."""
-    source = file.read_text(encoding="utf-8")
-    tree, allowed = ast.parse(source), _list_allowed(source)
+    tree, allowed = _read(file)
     costs: list[tuple[str, int, str]] = []
     for node in ast.walk(tree):
         for module in _imported(node):

@@ -31,7 +31,7 @@ import sys
 import threading
 import time
 import xml.etree.ElementTree as ElementTree
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -91,7 +91,6 @@ class Job:
 
     folder: Path
     files: Sequence[Path] = ()
-    """Empty: all."""
     piece: str = ""
     """Such as 2/3; empty: the whole folder."""
     expected_s: float = 0.0
@@ -125,8 +124,12 @@ class Job:
     def report(self) -> Path:
         return REPORTS / f"{self.title.replace('/', '-').replace(' ', '-')}.xml"
 
+    @property
+    def failed(self) -> list[Case]:
+        return [case for case in self.cases if case.outcome == "failed"]
+
     def make_command(self, options: Sequence[str]) -> list[str]:
-        targets = [str(file.relative_to(REPOSITORY)) for file in self.files or [self.folder]]
+        targets = [str(file.relative_to(REPOSITORY)) for file in self.files]
         return self.make_pytest_command(f"--junitxml={self.report}", "-ojunit_family=xunit1", *options, *targets)
 
     def make_pytest_command(self, *arguments: str) -> list[str]:
@@ -149,7 +152,7 @@ class Job:
             replace(case, outcome="unstable") if case.outcome == "failed" and self._passes(case) else case
             for case in self.cases
         ]
-        if self.status == 1 and all(case.outcome != "failed" for case in self.cases):
+        if self.status == 1 and not self.failed:
             self.status = 0
 
     def _passes(self, case: Case) -> bool:
@@ -239,9 +242,9 @@ def expect_seconds(files: Sequence[Path]) -> list[tuple[Path, float]]:
 
 def record_seconds(jobs: Sequence[Job]) -> None:
     """Renew the records of the files that these jobs ran, and forget those of files that are gone."""
-    ran: Counter[str] = Counter()
+    ran: defaultdict[str, float] = defaultdict(float)
     for case in (case for job in jobs for case in job.cases if case.file.startswith("tests/")):
-        ran[case.file.removeprefix("tests/")] += case.seconds  # type: ignore[assignment]
+        ran[case.file.removeprefix("tests/")] += case.seconds
     merged = {name: value for name, value in read_seconds().items() if (TESTS / name).exists() and name not in ran}
     merged |= {name: round(value, 1) for name, value in ran.items() if value >= LEAST_S}
     SECONDS.write_text(json.dumps(dict(sorted(merged.items())), indent=1) + "\n")
@@ -256,12 +259,11 @@ def list_jobs(files: Sequence[Path], with_front_end: bool = False) -> list[Job]:
     jobs: list[Job] = []
     for folder, members in folders.items():
         pieces = split_evenly(members, max(1, round(sum(s for _, s in members) / PIECE_S)))
-        is_whole = len(members) == len(list_test_files([str(folder.relative_to(TESTS))]))
         for number, piece in enumerate(pieces, 1):
             jobs.append(
                 Job(
                     folder,
-                    files=() if is_whole and len(pieces) == 1 else [file for file, _ in piece],
+                    files=[file for file, _ in piece],
                     piece=f"{number}/{len(pieces)}" if len(pieces) > 1 else "",
                     expected_s=sum(expected for _, expected in piece),
                 )
@@ -379,13 +381,13 @@ def summarize(jobs: Sequence[Job], leftovers: Sequence[str] = ()) -> int:
         print(f"{case.seconds:7.1f} s  {case.id}")
     for reason, number in Counter(case.reason for case in cases if case.outcome == "skipped").most_common():
         print(f"skipped {number}: {reason}")
-    count = Counter({"passed": 0, "failed": 0, "skipped": 0}) + Counter()
+    count: Counter[str] = Counter()
     for job in jobs:
         for case in job.cases:
             count["passed" if case.outcome == "unstable" else case.outcome] += 1
             if case.outcome in ("failed", "unstable"):
                 print(f"{case.outcome}: {case.id}")
-        if job.status and not any(case.outcome == "failed" for case in job.cases):
+        if job.status and not job.failed:
             count["failed"] += 1
             print(f"failed: {job.title} ended with exit code {job.status}")
     for command in leftovers:
@@ -400,9 +402,9 @@ def summarize(jobs: Sequence[Job], leftovers: Sequence[str] = ()) -> int:
 
 def repeat_failed(jobs: Sequence[Job]) -> None:
     """Repeat the failed cases of the kinds whose services share the machine with others."""
-    failed = [job for job in jobs if job.kind in LONG and any(case.outcome == "failed" for case in job.cases)]
-    if sum(case.outcome == "failed" for job in failed for case in job.cases) <= MAX_REPEATED:
-        for job in failed:
+    repeated = [job for job in jobs if job.kind in LONG and job.failed]
+    if sum(len(job.failed) for job in repeated) <= MAX_REPEATED:
+        for job in repeated:
             job.repeat_failed()
 
 
@@ -436,7 +438,8 @@ def main(arguments: Sequence[str]) -> int:
     if chosen.changed:
         from changed_tests import select_changed
 
-        files, with_front_end = select_changed(files, chosen.changed)
+        files, is_front_end_changed = select_changed(files, chosen.changed)
+        with_front_end = with_front_end and is_front_end_changed
     if chosen.shard:
         files = select_shard(files, chosen.shard)
     REPORTS.mkdir(parents=True, exist_ok=True)

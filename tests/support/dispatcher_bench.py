@@ -35,6 +35,17 @@ async def answer(asked: Prompt) -> TrajectoryGroup:
     return TrajectoryGroup(group_uid=asked.group_uid, position=asked.position, trajectories=trajectories)
 
 
+async def take_groups(trainer: StreamClient, count: int, timeout_s: float = WAIT_S) -> list[TrajectoryGroup]:
+    """Take groups off the stream until there are so many, or the time is over."""
+    groups: list[TrajectoryGroup] = []
+    deadline = time.monotonic() + timeout_s
+    while len(groups) < count and time.monotonic() < deadline:
+        taken = await asyncio.to_thread(trainer.claim_groups, trainer.trajectories, 64, 0.1)
+        groups += [entry.message for entry in taken]
+        trainer.discard(trainer.trajectories, [entry.id for entry in taken])
+    return groups
+
+
 class Engine:
     """An engine that says what it serves, in Redis and where it is asked."""
 
@@ -133,14 +144,7 @@ class Bench:
             yield dispatcher, release
 
     async def take_groups(self, count: int, timeout_s: float = WAIT_S) -> list[TrajectoryGroup]:
-        """Take groups off the stream until there are so many, or the time is over."""
-        groups: list[TrajectoryGroup] = []
-        deadline = time.monotonic() + timeout_s
-        while len(groups) < count and time.monotonic() < deadline:
-            taken = await asyncio.to_thread(self.trainer.claim_groups, self.trainer.trajectories, 64, 0.1)
-            groups += [entry.message for entry in taken]
-            self.trainer.discard(self.trainer.trajectories, [entry.id for entry in taken])
-        return groups
+        return await take_groups(self.trainer, count, timeout_s)
 
     async def wait_until(self, true: Callable[[], bool]) -> None:
         await wait_until_async(true)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,24 +10,12 @@ from typing import Any
 
 import pytest
 from hostile_server import open_hostile_server, redirect_to
+from public_rows import ROWS, write_rows
 from typer.testing import CliRunner
 
 from forage_cli.commands.data import app
 from forage_cli.datasets.public_questions import SPLITS, fetch_collection
 from forage_common.errors import DataError
-
-ROWS: list[dict[str, Any]] = [
-    {"id": "train_0", "question": "who got the first nobel prize in physics", "golden_answers": ["Wilhelm Röntgen"]},
-    {"id": "train_1", "question": " When was it? ", "golden_answers": ["1901", " ", "in 1901"], "metadata": {"a": 1}},
-    {"id": "train_2", "question": "  ", "golden_answers": ["x"]},
-    {"id": "train_3", "question": "nobody knows?", "golden_answers": []},
-    {"id": "train_4", "question": "last one", "golden_answers": "alone"},
-]
-
-
-def write(file: Path, rows: list[dict[str, Any]]) -> Path:
-    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    return file
 
 
 @pytest.fixture
@@ -58,7 +45,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_splits_come_from_the_hub_once(tmp_path: Path, hub: Path) -> None:
     (hub / "hotpotqa").mkdir()
     for split in SPLITS["hotpotqa"]:
-        write(hub / "hotpotqa" / f"{split}.jsonl", ROWS)
+        write_rows(hub / "hotpotqa" / f"{split}.jsonl", ROWS)
     options = ["hotpotqa", "--out", str(tmp_path / "out"), "--cache", str(tmp_path / "cache")]
     done = CliRunner().invoke(app, options, catch_exceptions=False)
     assert done.exit_code == 0

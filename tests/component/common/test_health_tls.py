@@ -41,20 +41,6 @@ def own_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_gate, "HANDSHAKE_S", LONG_S)
 
 
-@pytest.fixture
-def issuer(tmp_path: Path) -> Issuer:
-    folder = tmp_path / "authority"
-    folder.mkdir()
-    return Issuer(folder)
-
-
-@pytest.fixture
-def other(tmp_path: Path) -> Issuer:
-    folder = tmp_path / "other"
-    folder.mkdir()
-    return Issuer(folder)
-
-
 def make_tls(issuer: Issuer, name: str = "reward", **options: Any) -> TlsSettings:
     return TlsSettings(**issuer.make_settings(issuer.issue(name), **options))
 

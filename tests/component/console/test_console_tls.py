@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
-import pytest
 import yaml
 from certificates import Issuer
 from run_folders import write_run
@@ -22,13 +21,6 @@ from forage_common.security.tls import make_client_context
 from forage_common.settings import Settings, TlsSettings
 from forage_common.telemetry.health import Health, serve_health
 from forage_console.live.health import inspect
-
-
-@pytest.fixture
-def issuer(tmp_path: Path) -> Issuer:
-    folder = tmp_path / "authority"
-    folder.mkdir()
-    return Issuer(folder)
 
 
 def test_people_sign_in_with_the_token_and_machines_show_a_certificate(

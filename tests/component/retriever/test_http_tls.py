@@ -38,20 +38,6 @@ OFF = TlsSettings()
 
 
 @pytest.fixture
-def issuer(tmp_path: Path) -> Issuer:
-    folder = tmp_path / "authority"
-    folder.mkdir()
-    return Issuer(folder)
-
-
-@pytest.fixture
-def other(tmp_path: Path) -> Issuer:
-    folder = tmp_path / "other"
-    folder.mkdir()
-    return Issuer(folder)
-
-
-@pytest.fixture
 def token_file(tmp_path: Path) -> Path:
     file = tmp_path / "tokens"
     file.write_text("first\n")

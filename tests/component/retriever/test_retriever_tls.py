@@ -24,13 +24,6 @@ StartService = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
-def issuer(tmp_path: Path) -> Issuer:
-    folder = tmp_path / "authority"
-    folder.mkdir()
-    return Issuer(folder)
-
-
-@pytest.fixture
 def settings(tmp_path: Path, issuer: Issuer, free_address: Callable[[], str]) -> Settings:
     corpus, token = tmp_path / "corpus.jsonl", tmp_path / "token"
     corpus.write_text(json.dumps({"id": "1", "contents": '"Oslo"\nOslo is the capital of Norway.'}) + "\n")

@@ -36,13 +36,6 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "_PROBE_TIMEOUT_S", WAIT_S)
 
 
-@pytest.fixture
-def issuer(tmp_path: Path) -> Issuer:
-    folder = tmp_path / "authority"
-    folder.mkdir()
-    return Issuer(folder)
-
-
 @contextlib.asynccontextmanager
 async def serving(app: Any, tls: TlsSettings) -> AsyncIterator[str]:
     config = uvicorn.Config(app, http=make_protocol(tls, WIRE), log_config=None, lifespan="off")

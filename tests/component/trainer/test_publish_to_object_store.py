@@ -71,7 +71,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, free_address: Callable[[], 
 
 @pytest.fixture
 def store(server: S3Server, tmp_path: Path, streams: StreamClient, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """A store with nothing in it, whose absence is told at the first attempt."""
+    """An empty store, whose absence is reported at the first attempt."""
     for name, value in (server.environment | {"AWS_MAX_ATTEMPTS": "1"}).items():
         monkeypatch.setenv(name, value)
     file_system = fsspec.get_filesystem_class("s3")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from probe_parts import (
     answer_thoughtfully,
     build_trajectory,
 )
+from waiting import wait_until
 
 from forage_cli.commands.probe import probe
 from forage_cli.runs.journal import Journal
@@ -36,13 +35,6 @@ def write_trajectories(file: Path, count: int) -> Path:
     return file
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_the_command_continues_after_kill_9_and_loses_no_finished_probe(
     overrides: list[str],
     scripted: CompletionsServer,
@@ -55,7 +47,7 @@ def test_the_command_continues_after_kill_9_and_loses_no_finished_probe(
     scripted.policy, scripted.delay_s = answer_thoughtfully, 0.15
     journal = tmp_path / "stored-probe" / "journal.bin"
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
-        wait_for(lambda: journal.exists() and journal.stat().st_size > 800)
+        wait_until(lambda: journal.exists() and journal.stat().st_size > 800)
         process.send_signal(signal.SIGKILL)
     (tmp_path / "copy.bin").write_bytes(journal.read_bytes())
     with Journal(tmp_path / "copy.bin", Probed) as copy:

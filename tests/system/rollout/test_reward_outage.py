@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import pytest
+from dispatcher_bench import take_groups
 from faulty_services import (
     MakeParts,
     Parts,
@@ -53,13 +53,7 @@ class Front:
         self.issued += count
 
     async def claim(self, count: int, timeout_s: float = WAIT_S) -> list[TrajectoryGroup]:
-        groups: list[TrajectoryGroup] = []
-        deadline = time.monotonic() + timeout_s
-        while len(groups) < count and time.monotonic() < deadline:
-            claimed = await asyncio.to_thread(self.trainer.claim_groups, self.trainer.trajectories, 64, 0.2)
-            groups += [entry.message for entry in claimed]
-            self.trainer.discard(self.trainer.trajectories, [entry.id for entry in claimed])
-        return groups
+        return await take_groups(self.trainer, count, timeout_s)
 
     def read_metric(self, name: str) -> float:
         """Read a metric of the reward's client from the metrics page; 0 where it is missing."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from public_rows import ROWS, write_rows
 from typer.testing import CliRunner
 
 from forage_cli.commands.data import app
@@ -16,22 +16,9 @@ from forage_cli.datasets.public_questions import convert_collection
 from forage_common.errors import DataError, UserError
 from forage_records.questions import read_questions
 
-ROWS: list[dict[str, Any]] = [
-    {"id": "train_0", "question": "who got the first nobel prize in physics", "golden_answers": ["Wilhelm Röntgen"]},
-    {"id": "train_1", "question": " When was it? ", "golden_answers": ["1901", " ", "in 1901"], "metadata": {"a": 1}},
-    {"id": "train_2", "question": "  ", "golden_answers": ["x"]},
-    {"id": "train_3", "question": "nobody knows?", "golden_answers": []},
-    {"id": "train_4", "question": "last one", "golden_answers": "alone"},
-]
-
-
-def write(file: Path, rows: list[dict[str, Any]]) -> Path:
-    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    return file
-
 
 def test_the_trainer_reads_converted_public_questions(tmp_path: Path) -> None:
-    summary = convert_collection("nq", {"train": write(tmp_path / "in.jsonl", ROWS)}, tmp_path / "nq")
+    summary = convert_collection("nq", {"train": write_rows(tmp_path / "in.jsonl", ROWS)}, tmp_path / "nq")
     assert summary.questions == {"train": 3}
     assert summary.dropped == {"train": {"no question": 1, "no answer": 1}}
     read = read_questions([tmp_path / "nq" / "train.parquet"]).rows
@@ -48,7 +35,7 @@ def test_the_trainer_reads_converted_public_questions(tmp_path: Path) -> None:
 def test_parquet_gives_the_same_questions_as_jsonl(tmp_path: Path) -> None:
     rows = [{**row, "golden_answers": list(row["golden_answers"])} for row in ROWS[:4]]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
-    lines = convert_collection("musique", {"dev": write(tmp_path / "in.jsonl", rows)}, tmp_path / "lines")
+    lines = convert_collection("musique", {"dev": write_rows(tmp_path / "in.jsonl", rows)}, tmp_path / "lines")
     assert convert_collection("musique", {"dev": tmp_path / "in.parquet"}, tmp_path / "parquet") == lines
 
 
@@ -84,7 +71,7 @@ def test_a_missing_file_and_a_parquet_of_other_columns_are_named(tmp_path: Path)
 
 
 def test_the_command_takes_files_by_split(tmp_path: Path) -> None:
-    file = write(tmp_path / "in.jsonl", ROWS)
+    file = write_rows(tmp_path / "in.jsonl", ROWS)
     done = CliRunner().invoke(app, ["popqa", "--out", str(tmp_path / "out"), "--file", f"test={file}"])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "out" / "test.parquet").exists()

@@ -54,6 +54,7 @@ def unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def check(folder: Path, code: str) -> list[str]:
+    check_tests._read.cache_clear()
     check_tests._list_costs.cache_clear()
     (folder / "test_a.py").write_text(f"import time\nLIMIT_S = 20\nasync def test_a():\n    {code}\n")
     return [violation.rule for violation in check_file(folder / "test_a.py")]

@@ -13,7 +13,7 @@ import httpx
 from forage_cli.local.family import RunProcess, list_processes
 from forage_cli.local.stack import RECORD, Program, list_addresses
 from forage_common.addresses import split_address
-from forage_common.clients.health import ANSWER_S, ServiceHealth, ask_service, is_slow, list_health_urls, open_client
+from forage_common.clients.health import ANSWER_S, ServiceHealth, ask_service, list_health_urls, name_ready, open_client
 from forage_common.errors import SettingsError, UnavailableError
 from forage_common.security.handshakes import explain_tls
 from forage_common.settings import Settings
@@ -129,4 +129,4 @@ def _ask_redis(settings: Settings) -> Inspection:
         return Inspection("silent", notes={"redis": str(error)})
     except SettingsError as error:
         return Inspection("silent", notes={"redis": str(error)})
-    return Inspection("slow" if is_slow(answered_s) else "ready", answered_s=answered_s)
+    return Inspection(name_ready(answered_s), answered_s=answered_s)

@@ -44,7 +44,7 @@ class ServiceHealth:
 
     def list_delays(self) -> list[str]:
         """Say how long the answer took, if it was late."""
-        late = self.answered_s is not None and is_slow(self.answered_s)
+        late = self.answered_s is not None and self.answered_s > SLOW_S
         return [f"slow: answered after {self.answered_s:.1f} s"] if late else []
 
     def list_lines(self) -> list[str]:
@@ -55,9 +55,9 @@ class ServiceHealth:
         return lines + [format_wait(wait) for wait in sorted(self.waits, key=lambda wait: bool(wait["idle"]))]
 
 
-def is_slow(seconds: float) -> bool:
-    """Whether an answer that took so long was late."""
-    return seconds > SLOW_S
+def name_ready(answered_s: float) -> str:
+    """Name the state of a service that is ready and answered after so many seconds."""
+    return "slow" if answered_s > SLOW_S else "ready"
 
 
 def list_health_urls(settings: Settings) -> dict[str, str]:
@@ -103,8 +103,7 @@ def ask_service(ready_url: str, tls: TlsSettings, clock: Callable[[], float] = t
         return ServiceHealth("silent")
     if not isinstance(body, dict):
         return ServiceHealth("silent")
-    ready = "slow" if is_slow(answered_s) else "ready"
-    state = ready if reply.status_code == 200 else "not ready"
+    state = name_ready(answered_s) if reply.status_code == 200 else "not ready"
     return ServiceHealth(state, body.get("waiting_for", {}), body.get("notes", {}), listed, answered_s)
 
 

@@ -17,8 +17,8 @@ from forage_common.clients.health import (
     ServiceHealth,
     ask_service,
     describe_replica,
-    is_slow,
     list_health_urls,
+    name_ready,
 )
 from forage_common.errors import ForageError
 from forage_common.settings import Settings
@@ -154,7 +154,7 @@ def _read_streams(settings: Settings) -> _Streams:
         client = open_streams(settings)
         client.ping()
         found.answered_s = time.monotonic() - begun
-        found.state = "slow" if is_slow(found.answered_s) else "ready"
+        found.state = name_ready(found.answered_s)
         found.policy = client.read_policy()
         found.knows = found.policy is not None or client.read_epoch() > 0
         found.replicas = client.read_replicas() if found.policy is not None else {}
