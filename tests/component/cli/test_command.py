@@ -61,7 +61,9 @@ def test_config_check_accepts_the_output_of_config_show_and_warns_of_a_small_red
     shown = run_forage("config", "show", *files, model, f"data.corpus={tmp_path}/world/corpus.jsonl")
     (tmp_path / "s.yaml").write_text(shown.stdout)
     redis.Redis.from_url(redis_server.url).config_set("maxmemory", "4mb")
-    StreamClient(redis_server, "default").declare_environments({"world_facts": "single_turn"})
+    streams = StreamClient(redis_server, "default")
+    streams.declare_environments({"world_facts": "single_turn"})
+    streams._redis.persist(streams.key("environments"))  # however late the command looks
     arguments = ["-c", str(tmp_path / "s.yaml"), f"redis.url={redis_server.url}", "run.id=default"]
     checked = run_forage("config", "check", *arguments, "rollout.environments.typo.name=search")
     assert checked.code == 0, checked.stderr
