@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 from demo import Demo
+from ports import reserve_ports
 from redis_process import DURABLE, serve
 
 from forage_common.settings import RedisSettings
@@ -35,12 +34,7 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session")
 def free_address() -> Callable[[], str]:
-    def find() -> str:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return f"127.0.0.1:{probe.getsockname()[1]}"
-
-    return find
+    return lambda: f"127.0.0.1:{reserve_ports()}"
 
 
 @pytest.fixture(scope="session")
@@ -69,19 +63,7 @@ def redis_server(own_redis: RedisSettings) -> RedisSettings:
 @pytest.fixture(scope="session")
 def free_base_port() -> Callable[[], int]:
     """A port from which a whole stack's ports (the next 60) are free."""
-
-    def find() -> int:
-        for base in range(21000 + os.getpid() % 100 * 60, 32000, 60):
-            if all(_is_free(base + offset) for offset in (0, 10, 11, 20, 21, 30, 31, 32, 41, 50)):
-                return base
-        raise AssertionError("no free range of ports")
-
-    return find
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
+    return lambda: reserve_ports(60)
 
 
 @pytest.fixture

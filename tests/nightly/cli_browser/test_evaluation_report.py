@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,11 +23,11 @@ def answer_question(prompt: Prompt, sample: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, free_address: Callable[[], str]) -> Path:
     """Two sets of the paper, four methods, four samples; and RAG compared with searching."""
     out = tmp_path_factory.mktemp("evaluation")
     files = [str(write_questions(out / f"{source}.parquet", source)) for source in ("nq", "popqa")]
-    with serve(Scripted(says=answer_question), find_address) as settings:
+    with serve(Scripted(says=answer_question), free_address) as settings:
         run_forage(
             *("eval", *files, *settings, "--policy", "running", "--out", str(out)),
             *("--baselines", "direct,cot,rag", "--samples", "4"),
@@ -40,12 +39,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_forage(*arguments: str) -> None:
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
-
-
-def find_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1200, True), (390, False)])

@@ -11,9 +11,10 @@ from fuzz import targets
 from fuzz.inputs import Fault, Input, Verdict
 from fuzz.messages import generate_payloads
 from fuzz.play import MAY_GROW_BYTES, Play, Result
-from fuzz.processes import Process, find_port
+from fuzz.processes import Process
 from fuzz.report import summarize
 from fuzz.targets import ServiceTarget
+from ports import reserve_ports
 
 from forage_common.v1.reward_pb2 import ScoreRequest
 from forage_common.v1.trajectory_pb2 import GroundTruth
@@ -26,7 +27,7 @@ def post(body: bytes) -> Input:
 
 def play(folder: Path, *bodies: bytes) -> Result:
     """Send bodies to a victim, one after the other."""
-    port = find_port()
+    port = reserve_ports()
     process = Process("cli", ["-m", "fuzz.programs.victim", str(port)], folder, "victim")
     target = ServiceTarget([process], (port, "/"), http_port=port)
     playing = Play("victim", target, 1, folder / "failures", lambda result: None)

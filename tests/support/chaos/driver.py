@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ports import reserve_ports
 from s3_server import S3Server, await_bucket
 
 from chaos.arithmetic import shuffle_deck
@@ -19,7 +20,7 @@ from chaos.disks import SmallDisk
 from chaos.episode import Episode, Outcome, Tally
 from chaos.kinds import KINDS, RANK_KINDS, STORE_KINDS, SUPERVISOR, Arsenal
 from chaos.recomputation import Keeper, recompute
-from chaos.stack import STORE, Stack, find_free_ports
+from chaos.stack import STORE, Stack
 from chaos.transports import TRANSPORTS, count_ways, list_settings
 
 DISKS_MIB = {"checkpoints": 256, "redis": 512}
@@ -109,7 +110,7 @@ def play(plan: Plan, repository: Path, tally: Tally, say: Callable[[str], None])
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         has_ranks = bool(set(hand) & set(RANK_KINDS))
-        transport, base_port = plan.name_transport(number), find_free_ports()
+        transport, base_port = plan.name_transport(number), reserve_ports(60)
         settings = [*SETTINGS, *list_settings(transport, folder)]
         settings += [f"run.seed={plan.seed + number}", f"retriever.cache_dir={folder / 'retriever-cache'}"]
         settings += _TWO_RANKS if has_ranks else ()

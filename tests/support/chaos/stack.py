@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -235,19 +234,6 @@ class Stack:
 
 STORE = 49
 """Where the object store listens, from the base port."""
-
-
-def find_free_ports() -> int:
-    """A port from which a whole stack's ports (the next 50) are free."""
-    for base in range(24000 + os.getpid() % 100 * 50, 32000, 50):
-        if all(_is_free(base + offset) for offset in (*PORTS.values(), 11, 20, ROLLOUT_GRPC, 32, STORE)):
-            return base
-    raise OSError("no free range of ports")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 def _read_token(process: psutil.Process) -> str:

