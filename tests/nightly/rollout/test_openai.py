@@ -143,6 +143,7 @@ async def test_a_client_that_disconnects_ends_its_generation(parts: Parts, monke
     await anext(aiter(stream))
     assert parts.engine.llm.output_processor.has_unfinished_requests()
     await stream.close()
+    await wait_until_async(lambda: not parts.engine.llm.output_processor.has_unfinished_requests())
     whole = asyncio.create_task(parts.client.chat.completions.create(**endless))
     await wait_until_async(parts.engine.llm.output_processor.has_unfinished_requests)
     whole.cancel()
