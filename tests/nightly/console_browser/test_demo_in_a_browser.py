@@ -178,7 +178,7 @@ def test_from_the_list_of_runs_to_the_group_whose_search_was_reinforced_most(pag
     check_colours(page)
     page.click("[data-testid=group-strip] a", "side by side")
     page.wait_for_address("/groups/")
-    assert len(page.read_texts("[data-testid=group-sum]")) == 8, "rollout.n of the demo"
+    page.wait(lambda: len(page.read_texts("[data-testid=group-sum]")) == 8, "there are not rollout.n groups' sums")
     assert page.list_flaws() == []
 
 
