@@ -16,7 +16,7 @@ from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
 ROWS = [json.loads(line) for line in (Path(__file__).parents[2] / "data/reward/math.jsonl").open()]
 
 
-def compute_score(text: str, *targets: str, **params: float) -> Score:
+def compute_score(text: str, *targets: str, **params: float | str) -> Score:
     return bind_reward("math", params, "here")(TrajectoryView((Span(Role.MODEL, text),)), GroundTruth(targets))
 
 
@@ -24,6 +24,14 @@ def compute_score(text: str, *targets: str, **params: float) -> Score:
 def test_answers_are_compared_as_mathematics(row: dict[str, Any]) -> None:
     score = compute_score(f"<answer>{row['answer']}</answer>", *row["targets"], timeout_s=300.0)
     assert (score.status, score.total) == (Status.OK, row["want"]), score.detail
+
+
+def test_a_percentage_is_the_number_or_the_fraction_but_never_both() -> None:
+    for answer, target in [("10%", "0.1"), ("0.1", "10\\%"), ("12.5 %", "\\frac{1}{8}")]:
+        assert compute_score(f"<answer>{answer}</answer>", target, timeout_s=300.0, percent="fraction").total == 1.0
+        assert compute_score(f"<answer>{answer}</answer>", target, timeout_s=300.0, percent="number").total == 0.0
+    assert compute_score("<answer>10%</answer>", "10", timeout_s=300.0, percent="fraction").total == 0.0
+    assert compute_score("<answer>10%</answer>", "10", timeout_s=300.0).total == 1.0
 
 
 def test_a_target_that_is_not_mathematics_is_invalid_input() -> None:

@@ -17,6 +17,7 @@ from forage_isolation.support import build_confinement
 from forage_reward.deadline import limit_to_deadline
 from forage_reward.isolation.math_process import MEMORY_MIB
 from forage_reward.parsing.math_answer import MAX_LENGTH, extract_math_answer, is_balanced
+from forage_reward.parsing.math_text import Percent, rewrite_numbers
 from forage_reward.reward import Reward
 from forage_reward.rewards.matching import MatchParams, score_match
 from forage_reward.score import NO_TARGETS, Score, Status, withhold_score
@@ -29,9 +30,14 @@ PROCESSES = 2
 
 
 class Params(MatchParams):
-    """Values of a right and of a wrong answer; no answer earns 0. `timeout_s` limits one comparison."""
+    """Values of a right and of a wrong answer; no answer earns 0. `timeout_s` limits one comparison.
+
+    Attributes:
+        percent: what `10%` is equal to: the `number` 10 or the `fraction` 0.1. math-verify takes both for right.
+    """
 
     timeout_s: float = Field(5.0, gt=0)
+    percent: Percent = "number"
 
 
 def compute_score(view: TrajectoryView, truth: GroundTruth, params: Params) -> Score:
@@ -39,11 +45,12 @@ def compute_score(view: TrajectoryView, truth: GroundTruth, params: Params) -> S
     if not truth.targets:
         return withhold_score(Status.INVALID_INPUT, NAME, NO_TARGETS)
     answer = extract_math_answer(view)
-    if answer is None or answer in truth.targets:
+    if answer is None or (answer and answer in truth.targets):
         return score_match(NAME, "equal", None if answer is None else True, params)
     if not answer or len(answer) > MAX_LENGTH or not is_balanced(answer):
         return score_match(NAME, "equal", False, params, "the answer is no expression")
-    result = _POOL.compare(answer, truth.targets, params.timeout_s)
+    texts = [rewrite_numbers(text, params.percent) for text in (answer, *truth.targets)]
+    result = _POOL.compare(texts[0], tuple(texts[1:]), params.timeout_s)
     return score_match(NAME, "equal", result.total > 0, params) if result.status is Status.OK else result
 
 
