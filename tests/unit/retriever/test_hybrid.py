@@ -68,7 +68,7 @@ def test_every_ranking_is_searched_with_the_same_depth_and_filters() -> None:
     filters: Filters = (("lang", ("nb",)),)
     HybridIndex(*parts, RetrieverSettings()).search(["a", "b"], 30, filters)
     assert [part.asked for part in parts] == [[(["a", "b"], choose_depth(30), filters)]] * 3
-    assert choose_depth(30) == 60
+    assert choose_depth(30) == 80
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ class CorpusStatistics:
             DataError: it is damaged.
         """
         try:
-            counts = json.loads((folder / _COUNTS_FILE).read_text())
+            counts = json.loads((folder / _COUNTS_FILE).read_text(encoding="utf-8"))
             self.parts = [Part(one["passages"], tuple(one["words"])) for one in counts["parts"]]
             self.digest = str(counts["digest"])
             self._words: dict[str, NDArray[np.uint64]] = {}
@@ -153,7 +153,7 @@ class StatisticsWriter:
             for name, numbers in zip(_name_files(field), counts.join(), strict=True):
                 np.save(folder / name, numbers)
         parts = [part._asdict() for part in self._parts]
-        (folder / _COUNTS_FILE).write_text(json.dumps({"digest": digest, "parts": parts}))
+        (folder / _COUNTS_FILE).write_text(json.dumps({"digest": digest, "parts": parts}), encoding="utf-8")
 
 
 class _WordCounts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -67,11 +67,28 @@ def add_vectors(index: Any, factory: str, block: NDArray[np.float32]) -> None:
 def check_searchable(index: Any, factory: str, probe: NDArray[np.float32]) -> None:
     """Search once: some factory strings create an index that can be filled but not searched.
 
+    Args:
+        probe: some of its vectors [n, dimension].
+
     Raises:
-        SettingsError: this index cannot be searched.
+        SettingsError: this index cannot be searched, or not by inner products of such vectors.
     """
     with _blame_factory(factory):
         index.search(np.ascontiguousarray(probe), 1)
+    lengths = np.linalg.norm(probe, axis=1)
+    if ranks_by_distance(index) and not np.allclose(lengths, 1, atol=0.01):
+        raise SettingsError(
+            f"retriever.faiss_factory is '{factory}', which FAISS searches by distance instead of inner product: the"
+            f" same order for vectors of length 1, but the encoder's are {lengths.min():.3g} to {lengths.max():.3g}"
+            " long. Use HNSW with SQ8 or without codes, or IVF with these codes"
+        )
+
+
+def ranks_by_distance(index: Any) -> bool:
+    """Whether scores are squared distances, rising: FAISS 1.15 gives HNSW over PQ codes a storage of that metric."""
+    inner = unwrap_index(index)
+    storage = faiss.downcast_index(inner.storage) if isinstance(inner, faiss.IndexHNSW | faiss.IndexNSG) else inner
+    return bool(storage.metric_type == faiss.METRIC_L2)
 
 
 def write_index(index: Any, file: Path) -> None:
@@ -85,14 +102,34 @@ def read_index(file: Path) -> Any:
     FAISS maps every kind but the codes of fast-scan indexes, which it copies.
 
     Raises:
-        UserError: the file is missing or damaged.
+        UserError: the file is missing or damaged, or maps its rows to ids of its own.
     """
     try:
-        return faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
+        index = faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
         raise UserError(
             f"index {file} cannot be read ({_read_reason(error)}): delete its folder and build it again"
         ) from None
+    if isinstance(unwrap_index(index), faiss.IndexIDMap):
+        raise UserError(
+            f"index {file} maps its rows to ids of its own (IndexIDMap), expected row n to be passage n: bring the"
+            " corpus into the order of the rows, write the index within with faiss.write_index(index.index, FILE), and"
+            " adopt that file"
+        )
+    return index
+
+
+def count_foreign_ids(index: Any) -> int:
+    """How many numbers of rows, from 0 on, an index has no vector of: other ids were given to vectors of IVF lists."""
+    inner = unwrap_index(index)
+    if not isinstance(inner, faiss.IndexIVF):
+        return 0
+    held: NDArray[np.bool_] = np.zeros(int(index.ntotal), np.bool_)
+    for cell in range(inner.nlist):
+        if size := inner.invlists.list_size(cell):
+            ids = faiss.rev_swig_ptr(inner.invlists.get_ids(cell), size)
+            held[ids[(ids >= 0) & (ids < len(held))]] = True
+    return int(np.count_nonzero(~held))
 
 
 def needs_stored_vectors(factory: str, dimension: int) -> bool:
@@ -115,6 +152,28 @@ def unwrap_index(index: Any) -> Any:
     if isinstance(index, faiss.IndexRefine):
         return unwrap_index(index.base_index)
     return index
+
+
+def split_transforms(index: Any) -> tuple[list[Any], Any]:
+    """The transforms of queries, in order, and the index behind them."""
+    transforms: list[Any] = []
+    index = faiss.downcast_index(index)
+    while isinstance(index, faiss.IndexPreTransform):
+        transforms += [faiss.downcast_VectorTransform(index.chain.at(n)) for n in range(index.chain.size())]
+        index = faiss.downcast_index(index.index)
+    return transforms, index
+
+
+def transform_vectors(transforms: Sequence[Any], vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Apply transforms to vectors [n, dimension], one at a time: a product of matrices rounds by their shapes."""
+    if not transforms or not len(vectors):
+        return vectors
+    done = []
+    for vector in np.split(vectors, len(vectors)):
+        for transform in transforms:
+            vector = transform.apply(vector)
+        done.append(vector)
+    return np.concatenate(done)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from forage_common.errors import UserError
 from forage_common.settings import RetrieverSettings
 from forage_common.telemetry.logs import get_logger
 from forage_retriever import devices
+from forage_retriever.search import faiss_build
 from forage_retriever.search.memory import GIB
 
 MAX_NEIGHBOURS = 2048
@@ -121,8 +122,7 @@ class DividedIndex:
 
         `nprobe` matters to IVF indexes only, `ef_search` to graphs.
         """
-        for transform in self._transforms:
-            vectors = transform.apply(vectors)
+        vectors = faiss_build.transform_vectors(self._transforms, vectors)
         shares = np.array_split(vectors, len(self._parts)) if self._copies else [vectors] * len(self._parts)
         asked = [
             part.owner.submit(_search_part, part, share, k, nprobe, ef_search)
@@ -175,7 +175,7 @@ def move_index(index: Any, places: Devices, demanded: bool) -> DividedIndex | No
 
 
 def _move(index: Any, places: Devices) -> DividedIndex:
-    transforms, inner = _split_transforms(index)
+    transforms, inner = faiss_build.split_transforms(index)
     copies = isinstance(inner, faiss.IndexHNSWCagra)
     count = places.count if copies else min(places.count, max(int(inner.ntotal), 1))
     needed = estimate_bytes(inner, count)
@@ -247,16 +247,6 @@ def _is_flat(index: Any) -> bool:
     if isinstance(index, faiss.IndexScalarQuantizer):
         return bool(index.sq.qtype == faiss.ScalarQuantizer.QT_fp16)
     return isinstance(index, faiss.IndexFlat)
-
-
-def _split_transforms(index: Any) -> tuple[list[Any], Any]:
-    """The transforms of queries, in order, and the index behind them."""
-    transforms = []
-    index = faiss.downcast_index(index)
-    while isinstance(index, faiss.IndexPreTransform):
-        transforms += [faiss.downcast_VectorTransform(index.chain.at(n)) for n in range(index.chain.size())]
-        index = faiss.downcast_index(index.index)
-    return transforms, index
 
 
 @contextlib.contextmanager

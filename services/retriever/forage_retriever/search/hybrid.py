@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from forage_common.settings import RetrieverSettings
 from forage_retriever.hits import Filters, Hit, Searcher
-
-MIN_CANDIDATES = 20
-"""Minimum depth of each ranking; a passage that only one ranking finds further down cannot win."""
+from forage_retriever.search.results import list_rungs
 
 
 def choose_depth(topk: int) -> int:
     """Number of passages of each ranking that are fused."""
-    return max(MIN_CANDIDATES, 2 * topk)
+    return 2 * list_rungs(topk)[-1]
 
 
 def read_weights(settings: RetrieverSettings) -> tuple[float, float, float]:
@@ -22,13 +21,23 @@ def read_weights(settings: RetrieverSettings) -> tuple[float, float, float]:
 
 
 def fuse_rankings(rankings: Sequence[Sequence[int]], weights: Sequence[float], topk: int, rrf_k: int) -> list[Hit]:
-    """The best `topk` rows by Σ weight / (rrf_k + rank), rank from 1; ties by first ranking, then by rank in it."""
-    scores: dict[int, float] = {}
-    for ranking, weight in zip(rankings, weights, strict=True):
-        for rank, row in enumerate(ranking, 1):
-            scores[row] = scores.get(row, 0.0) + weight / (rrf_k + rank)
-    best = sorted(scores.items(), key=lambda item: -item[1])[:topk]
-    return [Hit(row, score) for row, score in best]
+    """The best `topk` rows by Σ weight / (rrf_k + rank), rank from 1; ties by first ranking, then by rank in it.
+
+    Those for a smaller `topk` are the head of these: a row that gains from ranks further down comes after them, with a
+    score that is no higher.
+    """
+    best: dict[int, float] = {}
+    for rung in list_rungs(topk):
+        scores: dict[int, float] = {}
+        for ranking, weight in zip(rankings, weights, strict=True):
+            for rank, row in enumerate(ranking[: choose_depth(rung)], 1):
+                scores[row] = scores.get(row, 0.0) + weight / (rrf_k + rank)
+        least = min(best.values(), default=math.inf)
+        for row, score in sorted(scores.items(), key=lambda item: -item[1]):
+            if len(best) == rung:
+                break
+            best.setdefault(row, min(score, least))
+    return [Hit(row, score) for row, score in best.items()][:topk]
 
 
 class HybridIndex:

@@ -103,7 +103,7 @@ class RowFiles:
 def read_progress(folder: Path, key: str) -> Progress | None:
     """The last checkpoint of the rows of this key in a folder; None where there is none."""
     try:
-        progress = json.loads((folder / _PROGRESS_FILE).read_text())
+        progress = json.loads((folder / _PROGRESS_FILE).read_text(encoding="utf-8"))
         if progress["key"] != key or not progress["done"]:
             return None
         return Progress(int(progress["done"]), int(progress["of"]), float(progress["seconds"]))

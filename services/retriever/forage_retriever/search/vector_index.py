@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,14 @@ from forage_common.settings import RetrieverSettings
 from forage_retriever.devices import count_threads
 from forage_retriever.search import faiss_build, faiss_gpu, flat_scan
 from forage_retriever.search.flat_scan import FlatScan
+from forage_retriever.search.results import (
+    Results,
+    append_results,
+    bound_rounding,
+    list_extras,
+    list_rungs,
+    sort_results,
+)
 from forage_retriever.search.vectors import VECTORS_FILE, map_vectors
 
 AUTOMATIC_REFINE = 40
@@ -100,7 +109,13 @@ class VectorIndex:
         self._gpu = faiss_gpu.move_index(self._index, places, settings.device == "gpu") if places else None
         self._scan = _create_flat_scan(self._index, self._threads)
         self._reconstructs = self._stored is None and _can_reconstruct(self._index)
+        is_flat = isinstance(faiss.downcast_index(self._index), faiss.IndexFlat)
+        self._is_exact = is_flat and not (self._gpu is not None and self._gpu.halves)
+        refines = self.stores_vectors or isinstance(faiss.downcast_index(self._index), faiss.IndexRefine)
+        self._depends_on_depth = self.has_graph or refines or self._gpu is not None
         self._selects = _can_select(self._index)
+        self._ranks_by_distance = faiss_build.ranks_by_distance(self._index)
+        self._transforms, self._codes = faiss_build.split_transforms(self._index)
         top = faiss.downcast_index(self._index)
         self._graph = (
             top if isinstance(top, faiss.IndexHNSW) and _can_select(faiss.downcast_index(top.storage)) else None
@@ -116,8 +131,12 @@ class VectorIndex:
         topk: int,
         mask: NDArray[np.bool_] | None = None,
         effort: Effort | None = None,
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Scores and rows of the greatest inner products with vectors [n, dimension], among rows that pass `mask`."""
+    ) -> Results:
+        """Scores and rows of the greatest inner products with vectors [n, dimension], among rows that pass `mask`.
+
+        Equal scores are in the order of rows. The results for a smaller `topk`, and for a vector in another batch, are
+        the head of these.
+        """
         faiss.omp_set_num_threads(self._threads)  # OpenMP keeps this number per calling thread
         effort = effort or self._effort
         passing = self.passages if mask is None else int(np.count_nonzero(mask))
@@ -127,9 +146,48 @@ class VectorIndex:
         vectors = np.ascontiguousarray(vectors, np.float32)
         if mask is not None and passing <= EXACT_ROWS and (self._stored is not None or self._reconstructs):
             return self._score_rows(vectors, np.flatnonzero(mask), k)
+        if self._is_exact:
+            return self._search_exactly(vectors, k, mask, passing, effort)
+        best: Results | None = None
+        for rung in list_rungs(k) if self._depends_on_depth else [k]:
+            more = self._search_rung(vectors, min(rung, passing), mask, passing, effort)
+            best = append_results(best, more, min(rung, passing))
+        assert best is not None
+        return best[0][:, :k], best[1][:, :k]
+
+    def _search_exactly(
+        self, vectors: NDArray[np.float32], k: int, mask: NDArray[np.bool_] | None, passing: int, effort: Effort
+    ) -> Results:
+        """Search an index whose scores are exact but for rounding, which changes with the number of vectors."""
+        for extra in (*list_extras(k), passing):
+            depth = min(k + extra, passing)
+            scores, rows = self._find_candidates(vectors, depth, mask, passing, effort)
+            longest = float(np.linalg.norm(self._read_vectors(np.unique(rows[:, [0, -1]])), axis=1).max())
+            if depth == passing or np.all(scores[:, -1] < scores[:, k - 1] - bound_rounding(vectors, longest)):
+                break
+        return self._refine(vectors, rows, k)
+
+    def _search_rung(
+        self, vectors: NDArray[np.float32], k: int, mask: NDArray[np.bool_] | None, passing: int, effort: Effort
+    ) -> Results:
+        """The best of at least `k` candidates, and the others after them."""
         depth = self._choose_depth(k, effort, passing, filtered=mask is not None)
-        scores, rows = self._find_candidates(vectors, depth, mask, passing, effort)
-        return self._refine(vectors, rows, k) if depth > k else (scores[:, :k], rows[:, :k])
+        scores, rows = self._search_codes(vectors, depth, mask, passing, effort)
+        return self._refine(vectors, rows[:, :depth], depth) if depth > k else (scores, rows)
+
+    def _search_codes(
+        self, vectors: NDArray[np.float32], k: int, mask: NDArray[np.bool_] | None, passing: int, effort: Effort
+    ) -> Results:
+        """The best by the scores of the index itself, of which FAISS keeps any where the last of `k` are equal."""
+        extras = list_extras(k)
+        walk = k + extras[0]  # along a graph the same way, however many equal ones are asked for
+        most = min(max(effort.ef_search // 2, walk) if self.has_graph else passing, passing)
+        for extra in extras:
+            depth = min(k + extra, most)
+            scores, rows = self._find_candidates(vectors, depth, mask, passing, effort, walk)
+            if depth == most or not np.any(rows[scores[:, -1] == scores[:, k - 1], -1] >= 0):
+                break
+        return sort_results(scores, rows)
 
     def _choose_depth(self, k: int, effort: Effort, passing: int, filtered: bool) -> int:
         if effort.refine == 1:
@@ -141,14 +199,20 @@ class VectorIndex:
         return min(depth, passing)
 
     def _find_candidates(
-        self, vectors: NDArray[np.float32], k: int, mask: NDArray[np.bool_] | None, passing: int, effort: Effort
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        self,
+        vectors: NDArray[np.float32],
+        k: int,
+        mask: NDArray[np.bool_] | None,
+        passing: int,
+        effort: Effort,
+        walk: int = 0,
+    ) -> Results:
         if mask is None:
             if self._gpu is not None and k <= faiss_gpu.MAX_NEIGHBOURS:
                 return self._gpu.search(vectors, k, effort.nprobe, effort.ef_search)
             if self._scan is not None and len(vectors) >= flat_scan.MIN_QUERIES:
                 return self._scan.search(vectors, k)
-            return self._search_index(vectors, k, effort)
+            return self._search_index(vectors, k, effort, walk=walk)
         if not self._selects:
             return self._post_filter(vectors, k, mask, passing, effort)
         # Only a share of the candidates passes, so the search visits as many more.
@@ -156,21 +220,22 @@ class VectorIndex:
         wider = Effort(math.ceil(effort.ef_search / share), math.ceil(effort.nprobe / share), effort.refine)
         selector = faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
         if self._graph is not None and _graph_costs_more(self._graph, wider.ef_search, passing):
-            result: tuple[NDArray[np.float32], NDArray[np.int64]] = self._graph.storage.search(
-                vectors, k, params=faiss.SearchParameters(sel=selector)
-            )
+            result: Results = self._graph.storage.search(vectors, k, params=faiss.SearchParameters(sel=selector))
             return result
-        return self._search_index(vectors, k, wider, selector)
+        return self._search_index(vectors, k, wider, selector, walk)
 
     def _search_index(
-        self, vectors: NDArray[np.float32], k: int, effort: Effort, selector: Any = None
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        scores, rows = self._index.search(vectors, k, params=build_parameters(self._index, k, effort, selector))
+        self, vectors: NDArray[np.float32], k: int, effort: Effort, selector: Any = None, walk: int = 0
+    ) -> Results:
+        vectors = faiss_build.transform_vectors(self._transforms, vectors)
+        scores, rows = self._codes.search(vectors, k, params=build_parameters(self._codes, walk or k, effort, selector))
+        if self._ranks_by_distance:
+            scores = 1 - scores / 2  # the inner product of vectors of length 1
         return np.where(rows < 0, np.float32(-np.inf), scores), rows
 
     def _post_filter(
         self, vectors: NDArray[np.float32], k: int, mask: NDArray[np.bool_], passing: int, effort: Effort
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    ) -> Results:
         """Search more and more rows and drop those that do not pass, for index types that take no filter."""
         depth = min(math.ceil(2 * k * self.passages / passing), self.passages)
         while True:
@@ -185,8 +250,7 @@ class VectorIndex:
 
     def search_exact(self, vectors: NDArray[np.float32], topk: int) -> NDArray[np.int64] | None:
         """Rows [n, topk] by exact scores of all vectors; None where the index does not have the vectors."""
-        flat = isinstance(faiss.downcast_index(self._index), faiss.IndexFlat)
-        if not flat and self._stored is None:
+        if not isinstance(faiss.downcast_index(self._index), faiss.IndexFlat) and self._stored is None:
             return None
         best: NDArray[np.int64] = np.empty((len(vectors), 0), np.int64)
         top: NDArray[np.float32] = np.empty((len(vectors), 0), np.float32)
@@ -198,29 +262,28 @@ class VectorIndex:
             top, best = np.take_along_axis(top, order, 1), np.take_along_axis(best, order, 1)
         return best
 
-    def _score_rows(
-        self, vectors: NDArray[np.float32], rows: NDArray[np.int64], k: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    def _score_rows(self, vectors: NDArray[np.float32], rows: NDArray[np.int64], k: int) -> Results:
         """Scores and rows [n, k] of the best of a few rows, by exact scores."""
-        scores = np.concatenate(
-            [
-                vectors @ self._read_vectors(rows[begin : begin + _BLOCK_ROWS]).T
-                for begin in range(0, len(rows), _BLOCK_ROWS)
-            ],
-            axis=1,
-        )
-        best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-        return np.take_along_axis(scores, best, 1), rows[best]
+        blocks = []
+        longest = 0.0
+        for begin in range(0, len(rows), _BLOCK_ROWS):
+            block = self._read_vectors(rows[begin : begin + _BLOCK_ROWS])
+            longest = max(longest, float(np.linalg.norm(block, axis=1).max()))
+            blocks.append(vectors @ block.T)
+        scores = np.concatenate(blocks, axis=1)
+        least = np.partition(scores, -k, axis=1)[:, -k] - bound_rounding(vectors, longest)
+        return self._refine(vectors, [rows[own >= one] for own, one in zip(scores, least, strict=True)], k)
 
-    def _refine(
-        self, vectors: NDArray[np.float32], rows: NDArray[np.int64], k: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Scores and rows [n, k] of the best of each query's own candidates [n, depth], by exact scores."""
+    def _refine(self, vectors: NDArray[np.float32], rows: Iterable[NDArray[np.int64]], k: int) -> Results:
+        """Scores and rows [n, k] of the best of each query's own candidates, by exact scores.
+
+        The sums are in double precision and in one order, so that a score does not depend on the other candidates.
+        """
         scores: NDArray[np.float32] = np.full((len(vectors), k), -np.inf, np.float32)
         nearest: NDArray[np.int64] = np.full((len(vectors), k), -1, np.int64)
-        for query, (vector, candidates) in enumerate(zip(vectors, rows, strict=True)):
+        for query, (vector, candidates) in enumerate(zip(vectors.astype(np.float64), rows, strict=True)):
             own = np.sort(candidates[candidates >= 0])  # in file order, for sequential reads
-            exact = self._read_vectors(own) @ vector
+            exact = np.einsum("rd,d->r", self._read_vectors(own), vector).astype(np.float32)
             best = np.argsort(-exact, kind="stable")[:k]
             scores[query, : len(best)], nearest[query, : len(best)] = exact[best], own[best]
         return scores, nearest

@@ -40,7 +40,8 @@ START_GRACE_S = 60.0
 """Limit of the wait for all shards at start; after it, the front serves those that reply."""
 
 PART_QUERIES = 512
-"""Queries that the shards search at a time of a larger request: all of it would take longer than `SHARD_TIMEOUT_S`."""
+"""Most queries that the shards search at a time of a larger request: all of it would take longer than
+`SHARD_TIMEOUT_S`, or be more documents than a shard gives in one reply."""
 
 _POLL_S = 0.05
 _FUSED = (TITLE, RetrievalMode.BM25, RetrievalMode.DENSE)
@@ -123,13 +124,15 @@ class Front:
             SHED.inc(len(queries))
             raise OverloadedError(f"{self._waiting} queries are waiting already")
         self._waiting += len(queries)
+        deepest = max(plan.topk for plan in self._plan_rankings(options))
+        size = max(1, min(PART_QUERIES, MAX_DOCUMENTS // max(deepest, 1)))
         try:
             while True:
                 provenance = self.provenance
                 results: list[QueryResult] = []
-                for begin in range(0, len(queries), PART_QUERIES):
-                    results += await self._search_part(queries[begin : begin + PART_QUERIES], options, urgency)
-                if len(queries) <= PART_QUERIES or self.provenance == provenance:  # else results of two indexes
+                for begin in range(0, len(queries), size):
+                    results += await self._search_part(queries[begin : begin + size], options, urgency)
+                if len(queries) <= size or self.provenance == provenance:  # else results of two indexes
                     return replace(self.provenance, mode=options.mode), results
         finally:
             self._waiting -= len(queries)

@@ -131,4 +131,5 @@ def _write_index(
             faiss_build.add_vectors(index, recipe.factory, block)
             progress(done := done + len(block))
         faiss_build.write_index(index, file)
-    faiss_build.check_searchable(faiss_build.read_index(file), recipe.factory, vectors_file.sample_vectors(vectors, 1))
+    sample = vectors_file.sample_vectors(vectors, 100)
+    faiss_build.check_searchable(faiss_build.read_index(file), recipe.factory, sample)
