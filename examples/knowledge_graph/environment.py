@@ -82,7 +82,7 @@ class KnowledgeGraph(Environment):
         except QueryError as error:
             return Observation(str(error), succeeded=False)
 
-        async def attempt() -> httpx.Response:
+        async def attempt(_: float) -> httpx.Response:
             response = await self._http.post("/query", json=query._asdict())
             return response if response.status_code == httpx.codes.UNPROCESSABLE_ENTITY else response.raise_for_status()
 

@@ -73,14 +73,14 @@ class EventLog:
         """Append an event of this moment."""
         event = Event(time.time(), kind, text, step, service)
         try:
-            durable.append(self._file, (json.dumps(asdict(event), ensure_ascii=False) + "\n").encode())
+            durable.append(self._file, (json.dumps(asdict(event)) + "\n").encode())
         except (DiskFullError, OSError) as error:
             get_logger().warning("event_not_written", kind=kind, text=text, reason=str(error))
 
 
 def parse_events(text: str) -> Iterator[Event]:
     """Parse the lines of the file; one that is damaged, or still being written, is left out."""
-    for line in text.splitlines():
+    for line in text.split("\n"):  # U+2028 and the like are characters of a text
         try:
             row = parse_json(line)
             step = row.get("step")
@@ -98,6 +98,6 @@ def parse_events(text: str) -> Iterator[Event]:
 def read_events(run: Path) -> list[Event]:
     """Read the events of a run, the oldest first; none where there is no file, as in runs of before."""
     try:
-        return list(parse_events((run / FILE).read_text(encoding="utf-8", errors="replace")))
+        return list(parse_events((run / FILE).read_bytes().decode(errors="replace")))
     except FileNotFoundError:
         return []

@@ -7,24 +7,39 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from forage_common.errors import DataError, UserError
 from forage_common.settings.rollout import DEFAULT_ENVIRONMENT
+from forage_common.text.answers import normalize_answer
 from forage_common.v1.trajectory_pb2 import ChatMessage, GroundTruth
 
 COLUMNS = ("data_source", "prompt", "reward_model", "extra_info")
 _INT64 = range(-(2**63), 2**63)
+_NAMED = 5
+"""Accepted answers that a warning names."""
+
+
+class RejectedPromptError(ValueError):
+    """The chat template rejects a conversation, of this number among those that were given."""
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(reason)
+        self.number = number
 
 
 class PromptTokenizer(Protocol):
     """The part of a tokenizer that the length filter uses."""
 
     def count_prompt_tokens(self, prompts: Sequence[Sequence[dict[str, str]]]) -> list[int]:
-        """Count the tokens of each conversation under the chat template, with the generation prompt."""
+        """Count the tokens of each conversation under the chat template, with the generation prompt.
+
+        Raises:
+            RejectedPromptError: the template has no place for a conversation, such as one with a system message.
+        """
 
 
 @dataclass(frozen=True)
@@ -44,23 +59,58 @@ class Question:
         return f"{self.data_source}/{self.split}/{self.index}/{epoch}"
 
 
+class WordlessGold(NamedTuple):
+    """An accepted answer of which normalisation leaves nothing, such as "A" or "?!": no answer matches it.
+
+    where: its file and row; is_only: the question has no other answer.
+    """
+
+    where: str
+    gold: str
+    is_only: bool
+
+
 @dataclass(frozen=True)
 class Questions:
-    """Questions of some files. digest: SHA-256 of the files; filtered: prompts that were too long, by data source."""
+    """Questions of some files.
+
+    digest: SHA-256 of the files; filtered: prompts that were too long, by data source; wordless: accepted answers that
+    match nothing.
+    """
 
     rows: tuple[Question, ...]
     digest: str
     filtered: Mapping[str, int] = field(default_factory=dict)
+    wordless: tuple[WordlessGold, ...] = ()
+
+    def describe_wordless(self) -> str:
+        """Describe the accepted answers that match nothing, in a sentence; empty: there are none."""
+        if not self.wordless:
+            return ""
+        named = ", ".join(f"{where}: {gold!r:.80}" for where, gold, _ in self.wordless[:_NAMED])
+        more = f" and {len(self.wordless) - _NAMED} more" if len(self.wordless) > _NAMED else ""
+        return (
+            f"{len(self.wordless)} accepted answers match nothing, because exact match and F1 drop punctuation and the "
+            f"words a, an and the ({named}{more}), and {sum(one.is_only for one in self.wordless)} of them are the "
+            "only one of their question: give answers in other words, such as the text of an option for its letter"
+        )
 
     def filter_by_length(self, tokenizer: PromptTokenizer, max_tokens: int, limit: int = -1) -> Questions:
         """Keep questions whose prompt has at most `max_tokens` tokens, and of these the first `limit`; -1: all.
 
         Raises:
-            DataError: no prompt is short enough.
+            DataError: no prompt is short enough, or the model's chat template rejects one.
         """
-        lengths = tokenizer.count_prompt_tokens(
-            [[{"role": m.role, "content": m.content} for m in q.messages] for q in self.rows]
-        )
+        chats = [[{"role": m.role, "content": m.content} for m in q.messages] for q in self.rows]
+        try:
+            lengths = tokenizer.count_prompt_tokens(chats)
+        except RejectedPromptError as error:
+            row = self.rows[error.number]
+            raise DataError(
+                f"the model's chat template rejects the question '{row.uid('').removesuffix('/')}', whose messages are "
+                f"of {', '.join(m.role for m in row.messages)} ({error}): change the messages of the question file, "
+                "or set model.path to a model whose template takes them"
+            ) from None
         fits = [0 < length <= max_tokens for length in lengths]
         kept = [row for row, fit in zip(self.rows, fits, strict=True) if fit]
         filtered = Counter(row.data_source for row, fit in zip(self.rows, fits, strict=True) if not fit)
@@ -69,7 +119,7 @@ class Questions:
                 f"none of {len(self.rows)} questions has a prompt of at most {max_tokens} tokens: "
                 "raise rollout.max_start_length"
             )
-        return Questions(tuple(kept if limit < 0 else kept[:limit]), self.digest, filtered)
+        return Questions(tuple(kept if limit < 0 else kept[:limit]), self.digest, filtered, self.wordless)
 
 
 def read_questions(files: Iterable[Path]) -> Questions:
@@ -79,6 +129,7 @@ def read_questions(files: Iterable[Path]) -> Questions:
         DataError: the message names file, row, column and the expected value.
     """
     rows: list[Question] = []
+    wordless: list[WordlessGold] = []
     digest = hashlib.sha256()
     first_places: dict[str, str] = {}
     for place, file in enumerate(files):
@@ -91,9 +142,34 @@ def read_questions(files: Iterable[Path]) -> Questions:
                     "together they must identify a question"
                 )
             first_places[uid] = here
+            golds = question.ground_truth.targets
+            blank = [gold for gold in golds if not normalize_answer(gold)]
+            wordless += [WordlessGold(here, gold, len(blank) == len(golds)) for gold in blank]
             rows.append(replace(question, file=place))
         digest.update(file.read_bytes())
-    return Questions(tuple(rows), digest.hexdigest())
+    if not rows:
+        raise DataError("there is no question file: give data.train_files and data.val_files one each")
+    return Questions(tuple(rows), digest.hexdigest(), wordless=tuple(wordless))
+
+
+def check_batch_size(questions: Sequence[Question], batch_size: int, weights: Sequence[float] = ()) -> None:
+    """Check that the questions make a batch, and that each file that has a weight has a question.
+
+    Args:
+        weights: of each file (`Question.file`); empty: all questions are one pool.
+
+    Raises:
+        DataError: they do not.
+    """
+    if len(questions) < batch_size:
+        raise DataError(
+            f"data.train_files hold {len(questions)} usable questions, fewer than data.train_batch_size = "
+            f"{batch_size}: add files or lower it"
+        )
+    used = {question.file for question in questions}
+    empty = next((file for file in range(len(weights)) if file not in used), None)
+    if empty is not None:
+        raise DataError(f"data.train_files: file {empty + 1} has a weight and no usable question: leave it out")
 
 
 def check_routes(data_sources: Iterable[str], routes: Collection[str], origin: str, where: str) -> None:
@@ -142,6 +218,8 @@ def _read_file(file: Path) -> list[Question]:
                 f"the Search-R1 layout needs {', '.join(COLUMNS)}"
             )
         rows = parquet.read(columns=list(COLUMNS)).to_pylist()
+        if not rows:
+            raise DataError(f"{file} has no rows: give a file with questions, or leave it out")
     except (pa.ArrowException, OSError, ValueError) as error:  # of a name that is no text, too
         raise DataError(f"{file} cannot be read as Parquet ({' '.join(str(error).split())}): write it again") from None
     return [_question(row, f"{file} row {number}") for number, row in enumerate(rows)]

@@ -119,7 +119,7 @@ def estimate_time_left(steps: Sequence[Row], total: int, phase: str) -> float | 
 
 def _read_rows(file: Path) -> list[Row]:
     rows = []
-    for line in file.read_bytes().splitlines():
+    for line in filter(None, file.read_bytes().split(b"\n")):
         try:
             row = parse_json(line)
         except (ValueError, RecursionError):

@@ -33,19 +33,18 @@ from forage_common.v1.trajectory_pb2 import (
     TrajectoryGroup,
 )
 from forage_rollout.environments.environment import EnvironmentFailedError, Episode
-from forage_rollout.environments.loading import BUILT_IN, EXPECTED
 from forage_rollout.environments.registry import AnyEnvironment, build_name, end_episode, load_environments, settle
 from forage_rollout.loop.generation import Engine, Generation, Request, build_request, rank_generation
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.loop.trajectory_builder import Limits, TrajectoryBuilder
-from forage_rollout.prompt_checks import InvalidPromptError, check_sampling
+from forage_rollout.prompt_ids import PromptError, encode_prompt
 
 log = get_logger()
 OnEvent = Callable[[RunStreamResponse], None]
 
 
-class PromptError(ValueError):
-    """The prompt itself cannot be run; running it again changes nothing."""
+class _PolicyChangedError(Exception):
+    """Another policy has sampled a generation than those before it in its trajectory."""
 
 
 @dataclass
@@ -53,12 +52,16 @@ class _Group:
     """A prompt whose samples run.
 
     Attributes:
+        limit_s: time limit of each trajectory, from the begin of the group on.
+        deadline: when it is over, by the clock of the event loop.
         ended: samples that are finished, however.
     """
 
     prompt: Prompt
     samples: int
     on_event: OnEvent | None
+    limit_s: float
+    deadline: float
     ended: int = 0
 
 
@@ -72,6 +75,7 @@ class AgentCounts:
     failed_invalid_input: int = 0
     failed_internal: int = 0
     environment_failures: int = 0
+    restarted_trajectories: int = 0
     truncated_trajectories: int = 0
     unfinished_trajectories: int = 0
     turns: int = 0
@@ -106,6 +110,7 @@ class Agent:
         self._limits = Limits.from_settings(settings.rollout, codec)
         self._timeout_s = settings.rollout.trajectory_timeout_s
         self._endpoint = settings.rollout.engine.endpoint
+        self._is_draining = settings.rollout.weights.update == "drain"
         self._engine = engine
         self._environments = load_environments(settings, retriever)
         self._reward = reward
@@ -129,15 +134,21 @@ class Agent:
             return await self._run_group(prompt, on_event)
 
     async def _run_group(self, prompt: Prompt, on_event: OnEvent | None) -> TrajectoryGroup:
-        samples = max(0, prompt.samples)
+        limit_s = min(self._timeout_s, prompt.timeout_s or self._timeout_s)
+        deadline = asyncio.get_running_loop().time() + limit_s
+        group = _Group(prompt, max(0, prompt.samples), on_event, limit_s, deadline)
         try:
-            ids = await self._tokenize(prompt)
+            async with asyncio.timeout_at(deadline):
+                ids = await encode_prompt(prompt, self._codec, self._engine, self._endpoint)
         except PromptError as error:
             log.warning("prompt_refused", group=prompt.group_uid, detail=str(error))
-            failed = Trajectory(status=Status.STATUS_INVALID_INPUT, status_detail=str(error))
-            trajectories = [self._complete(failed, prompt, sample, Timings()) for sample in range(samples)]
+            trajectories = self._fail_all(group, Status.STATUS_INVALID_INPUT, str(error))
+        except TimeoutError:
+            trajectories = self._fail_all(
+                group, Status.STATUS_TIMEOUT, f"{self._name_limit(group)}: no engine has rendered its chat"
+            )
         else:
-            trajectories = await self._run_samples(prompt, ids, samples, on_event)
+            trajectories = await self._run_samples(group, ids)
             if prompt.purpose != Purpose.PURPOSE_ASK:  # a user's question has no accepted answers to score against
                 await self._score_trajectories(trajectories)
         for trajectory in trajectories:
@@ -148,38 +159,16 @@ class Agent:
         """Close the connections and files of the environments."""
         await self._environments.close()
 
-    async def _tokenize(self, prompt: Prompt) -> list[int]:
-        if self._endpoint and prompt.purpose == Purpose.PURPOSE_TRAIN:
-            raise PromptError(
-                f"purpose is TRAIN: {self._endpoint} does not serve the policy that is trained: "
-                "unset rollout.engine.endpoint"
-            )
-        if not prompt.timeout_s >= 0:
-            raise PromptError(f"timeout_s is {prompt.timeout_s}: expected seconds, or 0 for the service's own limit")
-        try:
-            check_sampling(prompt.sampling)
-        except InvalidPromptError as error:
-            raise PromptError(str(error)) from None
-        if prompt.environment and prompt.environment not in BUILT_IN:
-            raise PromptError(f"environment is {prompt.environment!r}: expected {EXPECTED}")
-        if prompt.token_ids:
-            ids = list(prompt.token_ids)
-            if max(ids) >= self._codec.vocabulary_size:
-                raise PromptError(
-                    f"token_ids holds {max(ids)}: the policy's tokenizer has {self._codec.vocabulary_size} tokens"
-                )
-            return ids
-        if not prompt.messages:
-            raise PromptError("the prompt has neither messages nor token_ids")
-        try:
-            return await self._engine.render_chat([{"role": m.role, "content": m.content} for m in prompt.messages])
-        except ValueError as error:
-            raise PromptError(f"the chat template rejects the prompt: {error}") from error
+    def _fail_all(self, group: _Group, status: Status.ValueType, detail: str) -> list[Trajectory]:
+        failed = Trajectory(status=status, status_detail=detail)
+        return [self._complete(failed, group.prompt, sample, Timings()) for sample in range(group.samples)]
 
-    async def _run_samples(
-        self, prompt: Prompt, ids: Sequence[int], samples: int, on_event: OnEvent | None
-    ) -> list[Trajectory]:
-        group = _Group(prompt, samples, on_event)
+    def _name_limit(self, group: _Group) -> str:
+        limit = "rollout.trajectory_timeout_s" if group.limit_s == self._timeout_s else "the prompt's timeout_s"
+        return f"not finished within {limit} = {group.limit_s:g} s"
+
+    async def _run_samples(self, group: _Group, ids: Sequence[int]) -> list[Trajectory]:
+        samples = group.samples
         self.counts.samples_in_flight += samples
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -187,7 +176,7 @@ class Agent:
         finally:
             self.counts.samples_in_flight -= samples
             # Also after a failure: in drain mode an update of the weights waits for the group's lease.
-            await self._engine.release(_build_affinity(prompt))
+            await self._engine.release(_build_affinity(group.prompt))
         return [task.result() for task in running]
 
     async def _trace_sample(self, group: _Group, prompt_ids: Sequence[int], sample: int) -> Trajectory:
@@ -211,32 +200,39 @@ class Agent:
             timings.queued_s = max(0.0, time.time() - prompt.issued_unix_ms / 1000)
         begin = time.perf_counter()
         environment = self._environments.select(prompt.data_source, prompt.environment)
-        builder = TrajectoryBuilder.start(self._limits, self._codec, prompt_ids, environment, Episode(prompt, sample))
-        timeout_s = min(self._timeout_s, prompt.timeout_s or self._timeout_s)
-        status: Status.ValueType = Status.STATUS_OK
-        detail = ""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._run_turns(builder, timings, group)
-        except TimeoutError:
-            status = Status.STATUS_TIMEOUT
-            limit = "rollout.trajectory_timeout_s" if timeout_s == self._timeout_s else "the prompt's timeout_s"
-            detail = f"not finished within {limit} = {timeout_s:g} s"
-        except (UnavailableError, RefusedError, MalformedReplyError, EnvironmentFailedError) as error:
-            # A lone surrogate, which an environment may quote, is in no message.
-            status, detail = _find_status(error), str(error).encode(errors="replace").decode()
-            if builder.turns and not builder.last_observation:  # else the last action was answered
-                builder.turns[-1].retrieval_status = status
-        finally:
-            group.ended += 1
-            end_episode(environment, builder.episode)
+        has_ended = False
+        while not has_ended:
+            episode = Episode(prompt, sample)
+            builder = TrajectoryBuilder.start(self._limits, self._codec, prompt_ids, environment, episode)
+            status: Status.ValueType = Status.STATUS_OK
+            detail, has_ended = "", True
+            try:
+                async with asyncio.timeout_at(group.deadline):
+                    await self._run_turns(builder, timings, group)
+            except _PolicyChangedError:
+                has_ended = False
+                self.counts.restarted_trajectories += 1
+            except TimeoutError:
+                status, detail = Status.STATUS_TIMEOUT, self._name_limit(group)
+            except (UnavailableError, RefusedError, MalformedReplyError, EnvironmentFailedError) as error:
+                # A lone surrogate, which an environment may quote, is in no message.
+                status, detail = _find_status(error), str(error).encode(errors="replace").decode()
+                if builder.turns and not builder.last_observation:  # else the last action was answered
+                    builder.turns[-1].retrieval_status = status
+            finally:
+                end_episode(environment, episode)
+        group.ended += 1
         timings.total_s = time.perf_counter() - begin
         trajectory = builder.build()
         trajectory.status, trajectory.status_detail = status, detail
         return self._complete(trajectory, prompt, sample, timings)
 
     async def _run_turns(self, builder: TrajectoryBuilder, timings: Timings, group: _Group) -> None:
-        """Generate and act until the trajectory ends."""
+        """Generate and act until the trajectory ends.
+
+        Raises:
+            _PolicyChangedError: in drain mode, where nobody has seen a part of the trajectory yet.
+        """
         environment, episode, on_event = builder.environment, builder.episode, group.on_event
         prompt, sample = episode.prompt, episode.sample
         while (context := builder.next_context()) is not None:
@@ -262,6 +258,8 @@ class Agent:
                 generation = await self._generate(request, episode.turn)
             finally:
                 timings.generate_s += time.perf_counter() - start
+            if self._is_draining and on_event is None and _count_policies(builder, generation) > 1:
+                raise _PolicyChangedError
             with self._wrap_errors_of(environment):
                 text = builder.add_generation(generation)
                 action = builder.add_action(await settle(environment.parse(text, episode)))
@@ -377,6 +375,12 @@ class Agent:
 
 def _build_affinity(prompt: Prompt) -> str:
     return f"{prompt.run_id}/{prompt.group_uid}"
+
+
+def _count_policies(builder: TrajectoryBuilder, generation: Generation) -> int:
+    """Policies that have sampled a trajectory with this generation."""
+    before = {(segment.version, segment.epoch) for segment in builder.segments}
+    return len(before | {(version, epoch) for version, epoch, _, _ in generation.versions})
 
 
 def _find_status(error: Exception) -> Status.ValueType:

@@ -41,8 +41,22 @@ REST_LOOKS = 5
 QUEUE_SHARE = 0.1
 """Of the sequences that the engines run at once: a queue so long keeps their batches full, a longer one only waits."""
 CACHE_SHARE = 0.9
+_OVERCOMMIT = 4
+"""Trajectories in flight for each that an engine can run at once: many wait for a search, or have ended and wait for
+the slowest of their group."""
 _ASKED_A_SECOND = 20.0
 _ASK_TIMEOUT_S = 5.0
+
+
+def count_most_trajectories(rollout: RolloutSettings) -> int:
+    """Trajectories that one dispatcher has in flight at most."""
+    slots = rollout.engine.max_num_seqs * rollout.engine_replicas.max
+    return rollout.max_trajectories_in_flight or _OVERCOMMIT * slots
+
+
+def count_most_groups(rollout: RolloutSettings) -> int:
+    """Groups of `rollout.n` samples that one dispatcher has in flight at most."""
+    return max(1, min(rollout.max_groups_in_flight, count_most_trajectories(rollout) // rollout.n))
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,9 @@ from forage_common.v1.packed_pb2 import PackedGroup
 from forage_common.v1.trajectory_pb2 import Prompt, Status, Trajectory
 from forage_rollout.background import supervise
 from forage_rollout.backpressure import Backpressure, Hold
-from forage_rollout.concurrency import AskCounts, Concurrency, GroupLimit
+from forage_rollout.concurrency import AskCounts, Concurrency, GroupLimit, count_most_trajectories
 from forage_rollout.prompt_checks import MAX_SAMPLES
+from forage_rollout.redis_threads import call_in_thread
 from forage_rollout.served import AskEngines, ServedPolicies
 
 log = get_logger()
@@ -50,9 +51,6 @@ KEEP_ALIVE_S = 3.0
 """Between two signs of life of claimed prompts; more often where they are reclaimed early."""
 POLICY_TIMEOUT_S = 20.0
 MAX_RUNS = 5
-# Trajectories in flight for each that an engine can run at once: many wait for a search, or have ended and wait for the
-# slowest of their group.
-_OVERCOMMIT = 4
 _WHY_GROUPS_END = "each trajectory and each score has a time limit, and Serve replaces an agent that does not answer"
 
 
@@ -108,9 +106,7 @@ class Dispatcher:
         self._most_claimed = rollout.max_groups_in_flight
         self._room = asyncio.Event()  # set when a group has ended, or more may run
         self._concurrency = Concurrency(rollout, ask_counts, self._room.set)
-        self._max_trajectories = rollout.max_trajectories_in_flight or (
-            _OVERCOMMIT * rollout.engine.max_num_seqs * rollout.engine_replicas.max
-        )
+        self._max_trajectories = count_most_trajectories(rollout)
         self._samples_per_group = rollout.n
         self._environments = rollout.environment_names
         self._reclaim_s = settings.redis.reclaim_idle_s / 2
@@ -376,7 +372,7 @@ class Dispatcher:
             wait: Wait | None = None
             while True:
                 try:
-                    result = await asyncio.to_thread(function, *args)
+                    result = await call_in_thread(function, *args)
                 except UnavailableError as error:
                     wait = wait or waits.enter_context(
                         waiting("calls of Redis", on="redis", limit_s=None, why_unlimited="results in memory are kept")

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from forage_common.clients.calls import GIVEN_UP, RETRIED
 from forage_common.clients.circuit import OPEN, OPENED
+from forage_common.clients.concurrency import QUEUED
 from forage_common.telemetry.trace_context import DROPPED
 from forage_common.v1.trajectory_pb2 import Policy, TrajectoryGroup
 
@@ -29,6 +30,7 @@ _GAUGES = {
     "backpressure": "1 while no prompts are claimed because groups that wait for the trainer reach this limit",
     "cache_tokens": "Tokens whose keys and values the engines' caches hold at most",
     "cache_tokens_used": "Tokens of running sequences in those caches",
+    "calls_queued": "Calls that wait until their process has a connection to the service free",
     "circuit_open": "Circuits that are open: the service is left alone for a moment",
     "engine_links": "Connections of agents to engines on which generations may be asked",
     "freed_bytes": "GPU memory that engines freed when they fell asleep last; 0 on CPU",
@@ -57,7 +59,7 @@ _COUNTERS = {
     "direct_fallbacks": "Folders of policies that the trainer was to send, and that were read instead",
     "direct_transfers": "Folders of policies that the trainer, or another engine, sent to this service",
     "environment_failures": "Trajectories that failed because the code of their environment raised",
-    "evictions": "Sequences whose keys and values an engine evicted while they ran, and computed again",
+    "evictions": "Sequences that ran and whose keys and values found no room: evicted, and computed again",
     "failed_internal": "Failed trajectories: an error of the service itself",
     "failed_invalid_input": "Failed trajectories: their prompt cannot be answered as it is",
     "failed_timeout": "Failed trajectories: out of time",
@@ -85,6 +87,7 @@ _COUNTERS = {
     "redis_waits": "Calls that were repeated because Redis was unavailable",
     "requests": "Generations asked of the engine",
     "repeated_tokens": "Tokens of generations that replaced lost ones: at most so many were sampled twice",
+    "restarted_trajectories": "Trajectories begun again in drain mode, as another policy would have gone on with them",
     "restarts": "Restarts of a dispatcher after an unexpected error",
     "retrieve_seconds": "Time of trajectories in the environment",
     "runs_repeated": "Runs of a group that failed and were repeated",
@@ -104,6 +107,7 @@ _LABELS = {
     "backpressure": ("reason",),
     "call_retries": ("service",),
     "calls_given_up": ("service",),
+    "calls_queued": ("service",),
     "circuit_open": ("service",),
     "circuits_opened": ("service",),
     "groups_limit_reason": ("reason",),
@@ -122,10 +126,11 @@ def to_counts(fields: DataclassInstance) -> dict[CountKey, float]:
 
 
 def read_call_counts() -> dict[CountKey, float]:
-    """Calls of this process that were repeated or given up, and the circuits of the services that it calls."""
+    """Calls of this process that were repeated or given up, or wait here, and the circuits of what it calls."""
     metrics: dict[str, Counter | Gauge] = {
         "call_retries": RETRIED,
         "calls_given_up": GIVEN_UP,
+        "calls_queued": QUEUED,
         "circuits_opened": OPENED,
         "circuit_open": OPEN,
     }

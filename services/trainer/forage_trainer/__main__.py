@@ -22,8 +22,9 @@ from forage_common import service
 from forage_common.errors import UserError
 from forage_common.settings import Settings
 from forage_common.stop import Stop
+from forage_records.training import check_training
 from forage_trainer.device import check_gpus, prepare_device
-from forage_trainer.run import check_settings, run_follower, run_leader
+from forage_trainer.run import run_follower, run_leader
 
 
 def main(settings: Settings) -> None:
@@ -36,7 +37,7 @@ def main(settings: Settings) -> None:
                 "torchrun started this process, and the settings ask for Ray (trainer.launcher, trainer.ray.address, "
                 "trainer.nnodes, trainer.n_gpus_per_node): start it without torchrun, or set trainer.launcher=process"
             )
-        check_settings(settings)
+        check_training(settings)
         from forage_trainer.launch.ray_launcher import launch
 
         sys.exit(launch(settings))

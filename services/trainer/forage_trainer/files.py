@@ -80,7 +80,7 @@ def compute_digests(folder: Path) -> dict[str, str]:
     """
     known: dict[str, str] = {}
     for described in folder.glob(f"{RANK_DIGESTS}*.json"):
-        known |= json.loads(described.read_text())
+        known |= json.loads(described.read_text(encoding="utf-8"))
         described.unlink()
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     names = [str(file.relative_to(folder)) for file in files]

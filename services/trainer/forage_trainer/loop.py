@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -70,9 +70,7 @@ class TrainingLoop:
         shifts: Shifts | None = None,
     ) -> None:
         folder, trainer = settings.run.folder, settings.trainer
-        self._settings = settings
-        self._streams = streams
-        self._worker = worker
+        self._settings, self._streams, self._worker = settings, streams, worker
         self._stop, self._health = stop, health
         # Whatever reads or changes the engine's state holds shared GPUs.
         self._hold: Callable[[], Any] = nullcontext if shifts is None else partial(shifts.hold, worker)
@@ -161,7 +159,6 @@ class TrainingLoop:
         with self._hold():
             self._resume(start)
             policy = self._publish()
-        self._retry(self._streams.offer_payloads)
         self._acknowledge(self._version)
         held = self._batcher.start(max(self._version, self._replay_until), start.replayed, self._rollbacks.places)
         epoch = self._streams.epoch
@@ -188,9 +185,9 @@ class TrainingLoop:
 
     def _take_step(self, policy: Policy) -> Policy:
         step = self._version + 1
-        began, began_ns = time.perf_counter(), time.time_ns()
-        clock = Stopwatch()
+        began, began_ns, clock = time.perf_counter(), time.time_ns(), Stopwatch()
         self._state.set(Phase.TRAINING, f"step {step}", self._version, self._total)
+        self._retry(self._streams.offer_payloads)  # Redis may have lost it
         self._feeder.issue_up_to_bound(self._announced)
         with clock("wait", traced=False):
             if step <= self._replay_until:
@@ -203,10 +200,8 @@ class TrainingLoop:
             return self._train_on(batch, policy, clock, began)
 
     def _train_on(self, batch: Batch, policy: Policy, clock: Stopwatch, began: float) -> Policy:
-        step = batch.number
-        late = self._feeder.find_latest(batch.stragglers)
-        files = self._step_files
-        on_record = (lambda one: self._disk(lambda: files.write(step, late, one))) if files.is_kept(step) else None
+        step, late = batch.number, self._feeder.find_latest(batch.stragglers)
+        on_record = partial(self._write_record, step, late) if self._step_files.is_kept(step) else None
         if self._rollbacks.is_skipped(step):
             why = "a guard rolled the run back because of it"
             get_logger().warning("step_skipped", step=step, reason=why)
@@ -243,6 +238,10 @@ class TrainingLoop:
             line |= self._lines.build(step, metrics, clock.seconds, time.perf_counter() - began)
         self._lines.report(line)
         return policy
+
+    def _write_record(self, step: int, late: Sequence[str], record: StepRecord) -> None:
+        self._retry(self._streams.check_epoch)  # the files are those of the latest trainer
+        self._disk(partial(self._step_files.write, step, late, record))
 
     def _save_checkpoint(self, line: dict[str, Any], wait: bool) -> None:
         """Begin a checkpoint once the one before is over; with `wait`, return once it is durable and acknowledged."""
@@ -344,11 +343,12 @@ class TrainingLoop:
         """
         step, trips = batch.number, self._guards.check(metrics, len(batch.groups))
         metrics["guards"] = [trip.guard for trip in trips]
+        if trips:
+            self._retry(self._streams.check_epoch)  # what a superseded trainer computes is not the run's
         for trip in trips:
             self._events.append(EventKind.GUARD, f"{trip.guard} ({trip.action}): {trip.reason}", step)
             get_logger().warning("guard_tripped", step=step, guard=trip.guard, action=trip.action, reason=trip.reason)
         if trips and trips[0].action != "warn":
-            self._retry(self._streams.check_epoch)  # what a superseded trainer computes is not the run's
             self._settle_policy(wait=True)
             self._end_checkpoint(wait=True)
             # The line stays for diagnosis until the next start, which takes the step again.
@@ -365,7 +365,6 @@ class TrainingLoop:
             self._disk(partial(self._metrics_file.rewind, 0))
             return
         state, manifest = start.checkpoint
-        manifest.require_readable_by(self._worker.world_size)
         if manifest.data != self._data_digest:
             get_logger().warning("training_data_changed", since_step=manifest.step)
         self._worker.load(state)

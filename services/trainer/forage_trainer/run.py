@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from forage_common.errors import DiskFullError, FencedError, ForageError, UserError
+from forage_common.errors import DiskFullError, FencedError, ForageError
 from forage_common.files.model_folder import check_model_folder
 from forage_common.security.audit import record_act
 from forage_common.security.health_gate import HealthGate
 from forage_common.security.signatures import RunSignatures
 from forage_common.security.tls import check_server
-from forage_common.settings import AdvantageEstimator, Settings
+from forage_common.settings import Settings
 from forage_common.stop import Stop, Stopped
 from forage_common.streams.client import StreamClient
 from forage_common.streams.durability import require_durability
@@ -22,55 +23,24 @@ from forage_common.telemetry.health import Health, serve_health
 from forage_common.telemetry.logs import get_logger
 from forage_records.events import EventKind, EventLog
 from forage_records.questions import Questions, read_questions
+from forage_records.training import check_training
 from forage_trainer.checkpoints.rollbacks import RolledBackError
+from forage_trainer.checkpoints.start import require_resumable
+from forage_trainer.checkpoints.upload import open_upload
 from forage_trainer.columns.decoder import GroupDecoder
 from forage_trainer.data.batcher import BatchTimeoutError, StaleGroupsError
 from forage_trainer.data.chat_tokenizer import ChatTokenizer
 from forage_trainer.data.dataset import make_batches, report_questions
 from forage_trainer.data.routes import EnvironmentCheck, check_rewards
-from forage_trainer.reporting.settings_file import write_settings
 from forage_trainer.shifts import ShiftError, Shifts
 from forage_trainer.waiting import CALL_TIMEOUT_S, CollectiveTimeoutError, RedisRetry
+from forage_trainer.weights.policy_store import find_policies_place
 
 if TYPE_CHECKING:
     from forage_trainer.loop import TrainingLoop
 
 _GIVEN_UP = (FencedError, BatchTimeoutError, CollectiveTimeoutError, StaleGroupsError, DiskFullError, ShiftError)
 EXIT_FAILED, EXIT_ROLLED_BACK, EXIT_STOPPED = 1, 3, 143
-
-
-def check_settings(settings: Settings) -> None:
-    """
-    Raises:
-        UserError: settings that contradict each other.
-    """
-    estimator = settings.trainer.algorithm.adv_estimator
-    if settings.rollout.n < estimator.min_samples:
-        raise UserError(f"rollout.n must be at least 2: {estimator} compares the samples of a prompt")
-    critic = settings.trainer.critic
-    has_critic = estimator is AdvantageEstimator.GAE
-    sizes = {"actor": settings.trainer.actor.ppo_mini_batch_size}
-    if has_critic:
-        sizes["critic"] = critic.ppo_mini_batch_size
-    for name, size in sizes.items():
-        if settings.data.train_batch_size % size:
-            raise UserError(
-                f"trainer.{name}.ppo_mini_batch_size = {size} must divide "
-                f"data.train_batch_size = {settings.data.train_batch_size}"
-            )
-    if has_critic and critic.path is not None and not (critic.path / "config.json").is_file():
-        raise UserError(
-            f"trainer.critic.path {critic.path} has no config.json: give the Hugging Face folder of a policy or a "
-            "value model, or leave it out"
-        )
-    settings.check_sampling()
-    settings.check_trajectory_length()
-    rank, most = settings.trainer.lora.lora_rank, settings.rollout.engine.max_lora_rank
-    if most and not 0 < rank <= most:
-        raise UserError(
-            f"trainer.lora.lora_rank = {rank}, but rollout.engine.max_lora_rank = {most} starts the engine for "
-            f"adapters of rank 1 to {most} alone: train one of these, or set rollout.engine.max_lora_rank=0"
-        )
 
 
 def run_leader(settings: Settings, stop: Stop) -> int:
@@ -83,9 +53,12 @@ def run_leader(settings: Settings, stop: Stop) -> int:
     """
     health = Health()
     check_server(settings.tls, "trainer")
-    check_settings(settings)
+    check_training(settings)
     RunSignatures(settings.security, settings.run.id).require_signer("the trainer")
     check_model_folder(settings.model.path)
+    find_policies_place(settings.trainer.publish.uri)
+    if settings.trainer.upload_url:
+        open_upload(settings.trainer.upload_url)
     server = serve_health(settings.trainer.health_address, health, gate=HealthGate(settings.tls, "trainer"))
     try:
         health.wait_for("start", "reading the questions")
@@ -146,18 +119,21 @@ def _train(
     streams = StreamClient(settings.redis, settings.run.id, CALL_TIMEOUT_S, history, Payloads(settings), decoder)
     retry(lambda: require_durability(streams, settings.redis))
     EnvironmentCheck(settings, streams, (train, validation), retry, stop)()
-    write_settings(settings)
+    retry(streams.require_payloads)
     trainer, shifts = settings.trainer, None
     if trainer.placement == "colocated":
         shifts = Shifts(streams, retry, stop, trainer.batch_timeout_s)
     try:
         if shifts is not None:
+            require_resumable(settings, streams, retry, int(os.environ.get("WORLD_SIZE", "1")))
             health.wait_for("start", "waiting for engines to free the GPUs")
             retry(streams.acquire_epoch)  # only the latest trainer may put engines to sleep
             shifts.take()
         health.wait_for("start", "building the engine")
         worker = PolicyWorker(settings)
         decoder.folder = worker.columns
+        if decoder.folder is not None:
+            decoder.folder.read_epoch = lambda: streams.epoch
         try:
             loop = TrainingLoop(settings, streams, worker, train, validation, pad_id, stop, health, shifts)
             with _record_end(settings, loop):

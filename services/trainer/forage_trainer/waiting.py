@@ -49,6 +49,11 @@ class _Retry(ABC):
         self._stop = stop
         self._health = health
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the process was asked to stop, so that the next call raises `Stopped`."""
+        return self._stop.is_requested
+
     def get_limits(self) -> tuple[float, float | None]:
         """Seconds between two calls, and seconds until it is given up; None: never."""
         return _RETRY_INTERVAL_S, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -62,3 +63,22 @@ def test_vllm_starts_its_processes_itself_where_no_server_was_prepared(monkeypat
     monkeypatch.setattr(core_process, "_is_prepared", True)
     core_process.use_fork()
     assert utils.get_mp_context is ForkContext
+
+
+def test_the_server_starts_where_the_folder_of_temporary_files_has_a_long_path(tmp_path: Path) -> None:
+    temporary = tmp_path / ("d" * 90)
+    temporary.mkdir()
+    code = (
+        "import tempfile\n"
+        "from forage_rollout.core import process\n"
+        "usual = tempfile.gettempdir()\n"
+        "process._context.set_forkserver_preload = lambda modules: None\n"  # vLLM takes long
+        "process.prepare_fork()\n"
+        "core = process.ForkContext().Process(target=print, name='EngineCore', kwargs={'end': 'core'})\n"
+        "core.start()\n"
+        "core.join()\n"
+        "assert core.exitcode == 0 and tempfile.gettempdir() == usual\n"
+    )
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "core"), done.stderr

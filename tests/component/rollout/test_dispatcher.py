@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import redis
 from dispatcher_bench import Bench, answer, build_prompt
 from loop_clock import LoopClock
 from otlp_receiver import Receiver
-from waiting import wait_until
+from waiting import WAIT_S, wait_until
 
 from forage_common.settings import EnvironmentRoute
 from forage_common.streams.client import GROUP, Entry, StreamClient
@@ -316,3 +319,33 @@ async def test_runs_that_an_engine_cut_short_are_events_of_the_groups_span(bench
     (written,) = receiver.named("rollout.write")
     assert written.parent_id == work.span_id
     assert group.traceparent[3:52] == f"{written.trace_id}-{written.span_id}"
+
+
+async def test_groups_whose_files_are_slow_hold_up_no_sign_of_life(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KEEP_ALIVE_S", 0.02)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(4))  # as on a machine without CPUs to spare
+    written, writing, signs = threading.Event(), [], []
+    finish, keep_alive = StreamClient.finish, StreamClient.keep_alive
+
+    def finish_slowly(self: StreamClient, entry: Entry[Prompt], group: TrajectoryGroup) -> bool:
+        writing.append(entry.id)
+        assert written.wait(WAIT_S)
+        return finish(self, entry, group)
+
+    def count_sign(self: StreamClient, consumer: str, ids: list[bytes]) -> None:
+        keep_alive(self, consumer, ids)
+        signs.append(len(writing))
+
+    monkeypatch.setattr(StreamClient, "finish", wraps(finish)(finish_slowly))
+    monkeypatch.setattr(StreamClient, "keep_alive", wraps(keep_alive)(count_sign))
+    for position in range(4):
+        bench.trainer.issue(build_prompt(position))
+    async with bench.run() as dispatcher:
+        try:
+            await bench.wait_until(lambda: signs.count(4) >= 3)
+            assert dispatcher.counts.groups_done == 0
+        finally:
+            written.set()
+        assert len(await bench.take_groups(4)) == 4

@@ -33,9 +33,11 @@ from forage_policies.announcement import PolicyError
 from forage_policies.delta import encode_delta
 from forage_policies.digests import compute_content, compute_digest
 from forage_policies.tensors import open_tensors
-from forage_rollout.engine.vllm_engine import EngineHangsError, VllmEngine
+from forage_rollout.concurrency import EngineLoad, GroupLimit
+from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.loop.generation import Generation, Request
-from forage_rollout.weights.policy import EngineLostError, NotServingError
+from forage_rollout.metrics import to_counts
+from forage_rollout.weights.policy import EngineHangsError, EngineLostError, NotServingError
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 VERSIONS = itertools.count(1)
@@ -222,6 +224,38 @@ async def test_a_generation_during_an_update_records_the_version_of_each_token(p
             assert find_largest_difference(generation.logprobs[begin:end], expected[begin:end]) < TOLERANCE
         switched += len(spans) == 2
     assert switched > 0
+
+
+async def test_updates_and_sleeps_under_load_evict_nothing_and_leave_the_limit_of_groups_alone(parts: Parts) -> None:
+    """They clear the cache, which vLLM counts as a preemption of all that runs."""
+    engine, limit, asked, ended = parts.engine, GroupLimit(64, 4, SLOTS), draw_contexts(6, 40), 0
+
+    async def stay_busy(context: list[int]) -> None:
+        nonlocal ended
+        while limit.reason != "ceiling":
+            await engine.generate(ask(context, None, 120))
+            ended += 1
+
+    async def run_on() -> None:
+        """Return once whatever runs now has ended: what vLLM says of a request comes with its tokens."""
+        enough = ended + 2 * len(asked)
+        await wait_until_async(lambda: ended >= enough)
+        limit.look({"one": EngineLoad.from_counts(to_counts(engine.counts))}, limit.groups, is_full=True)
+
+    await parts.serve("a")
+    evicted = engine.counts.evictions
+    running = asyncio.gather(*map(stay_busy, asked))
+    await run_on()
+    for name in ("b", "a"):
+        await parts.serve(name)
+        await run_on()
+    await engine.fall_asleep()
+    await engine.wake_up()
+    await run_on()
+    assert engine.counts.evictions == evicted
+    assert (limit.groups, limit.lowered) == (64, 0)
+    await run_on()
+    await running
 
 
 async def test_a_seed_repeats_a_generation_whatever_else_runs(parts: Parts) -> None:
@@ -474,8 +508,10 @@ async def test_a_hanging_engine_is_detected_and_its_requests_fail(
     running = asyncio.create_task(parts.engine.generate(ask(draw_contexts(1, 50)[0], tokens=600)))
     await wait_until_async(lambda: parts.engine.counts.requests_running)
     await parts.engine.probe()
+    assert not parts.engine.stands_still
     for process in parts.engine.llm.engine_core.resources.engine_manager.processes:
         os.kill(process.pid, signal.SIGSTOP)
+    await wait_until_async(lambda: parts.engine.stands_still)
     monkeypatch.setattr(parts.engine, "_hang_timeout_s", 1.0)
     with contextlib.suppress(EngineHangsError):
         await parts.engine.probe()  # may still see what was sampled before

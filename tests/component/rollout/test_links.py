@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import struct
 
 import pytest
 import uvloop
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from linked_engine import KEY, CuttingWire, SamplingEngine, sample, serve
+from linked_engine import KEY, CuttingWire, SamplingEngine, sample, serve, start_engine
 from waiting import WAIT_S
 from waiting import wait_until_async as wait_until
 
 from forage_common.clients.calls import MalformedReplyError, RefusedError
 from forage_common.errors import UnavailableError
 from forage_common.security.refusals import REFUSED
+from forage_rollout.links import link as link_module
 from forage_rollout.links import pool as pool_module
 from forage_rollout.links.connection import FrameConnection
 from forage_rollout.links.failures import EngineError, LinkLostError
-from forage_rollout.links.frames import Kind, pack_frame, pack_request
+from forage_rollout.links.frames import VERSION, Kind, pack_frame, pack_request
 from forage_rollout.links.link import Door, EngineLink
 from forage_rollout.links.pool import MAX_LOSSES, EnginePool
 from forage_rollout.links.server import WIRE
@@ -137,7 +139,7 @@ async def test_an_engine_without_the_key_gets_no_request() -> None:
     class Impostor(FrameConnection):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
-            self.send(Kind.CHALLENGE, 1, b"n" * 16)
+            self.send(Kind.CHALLENGE, VERSION, b"n" * 16)
 
         def take(self, kind: int, number: int, body: bytes) -> None:
             self.send(Kind.WELCOME, 0, body[16:])  # the agent's own proof
@@ -247,6 +249,81 @@ async def test_a_replica_out_of_service_is_avoided(monkeypatch: pytest.MonkeyPat
             assert (await pool.generate(ask(number, f"group-{number}"))).token_ids
         assert len(engines[0].asked) == 1, "a replica that refused is left alone"
         assert pool.counts.generations_repeated == 0
+        await pool.close()
+
+
+async def test_generations_of_a_process_that_is_stopped_are_repeated_and_new_ones_go_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its kernel keeps the connections, and answers for it."""
+    monkeypatch.setattr(link_module, "PING_S", 0.2)
+    with start_engine() as (_, first), start_engine() as (frozen, second):
+        pool = make_pool(first, second)
+        await wait_until(lambda: pool.counts.engine_links == 2)
+        running = asyncio.gather(*(pool.generate(ask(number, "")) for number in range(20)))
+        await wait_until(lambda: pool._replicas["replica-1"].load)
+        frozen.send_signal(signal.SIGSTOP)
+        late = asyncio.gather(*(pool.generate(ask(number, f"group {number}")) for number in range(20)))
+        async with asyncio.timeout(WAIT_S):
+            assert all(one.token_ids for one in (*await running, *await late))
+        assert pool.counts.generations_repeated > 0
+        frozen.send_signal(signal.SIGCONT)
+        await wait_until(lambda: pool.counts.engine_links == 2)
+        await pool.close()
+
+
+async def test_a_load_that_an_agent_has_heard_of_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "PING_S", 0.05)
+    engines = [SamplingEngine(), SamplingEngine()]
+    async with serve(engines[0]) as (server, one), serve(engines[1]) as (_, two):
+        pool = make_pool(one, two)
+        await wait_until(lambda: pool.counts.engine_links == 2)
+        for _ in range(400):  # other agents'
+            server.begin()
+        await asyncio.gather(*(pool.generate(ask(number, "")) for number in range(20)))
+        assert pool._replicas["replica-0"].load == 400
+        for _ in range(400):
+            server.end()
+        await wait_until(lambda: pool._replicas["replica-0"].load == 0)
+        before = len(engines[0].asked)
+        await asyncio.gather(*(pool.generate(ask(number, f"group {number}")) for number in range(64)))
+        assert len(engines[0].asked) > before
+        await pool.close()
+
+
+@pytest.mark.parametrize("releases", [True, False])
+async def test_excess_load_of_a_group_goes_to_other_engines_unless_it_has_a_lease(releases: bool) -> None:
+    engines = [SamplingEngine(), SamplingEngine()]
+    for engine in engines:
+        engine.gate.clear()
+    async with serve(engines[0]) as (_, one), serve(engines[1]) as (_, two):
+        pool = make_pool(one, two, releases=releases)
+        await wait_until(lambda: pool.counts.engine_links == 2)
+        running = asyncio.gather(*(pool.generate(ask(number)) for number in range(100)))
+        await wait_until(lambda: sum(len(engine.asked) for engine in engines) == 100)
+        least = min(len(engine.asked) for engine in engines)
+        assert least == 0 if releases else least >= 30
+        for engine in engines:
+            engine.gate.set()
+        await running
+        await pool.release("group")
+        assert not pool._homes
+        await pool.close()
+
+
+async def test_an_engine_that_stands_still_is_asked_only_where_there_is_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link_module, "PING_S", 0.05)
+    engines = [SamplingEngine(), SamplingEngine()]
+    async with serve(engines[0]) as (server, one), serve(engines[1]) as (_, two):
+        pool = make_pool(one, two)
+        server.stands_still = lambda: True
+        await wait_until(lambda: pool._replicas["replica-0"].stands_still and pool.counts.engine_links == 2)
+        await asyncio.gather(*(pool.generate(ask(number, f"group {number}")) for number in range(20)))
+        assert (len(engines[0].asked), len(engines[1].asked)) == (0, 20)
+        pool.set_replicas({"replica-0": one})
+        assert (await pool.generate(ASKED)).token_ids == sample(ASKED)
         await pool.close()
 
 

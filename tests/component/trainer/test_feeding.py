@@ -114,8 +114,8 @@ def test_an_error_of_the_assembling_thread_is_raised_and_a_stop_is_not(
 ) -> None:
     b = bench("trainer.max_staleness=1")
     b.stop.request()
-    claim, claims = b.batcher._claim, []
-    monkeypatch.setattr(b.batcher, "_claim", lambda block_s: claims.append(block_s) or claim(block_s))
+    claim, claims = b.batcher._arrivals.claim, []
+    monkeypatch.setattr(b.batcher._arrivals, "claim", lambda *args: claims.append(args) or claim(*args))
     with b.batcher.assemble_ahead():
         wait_until(lambda: claims)
     other = bench("trainer.max_staleness=1")
@@ -123,6 +123,28 @@ def test_an_error_of_the_assembling_thread_is_raised_and_a_stop_is_not(
     other.answer(1, 0)
     with pytest.raises(ZeroDivisionError), other.batcher.assemble_ahead():
         wait_until(lambda: other.count_taken() == 1)
+
+
+@pytest.mark.parametrize("why", ["the step is over", "a stop"])
+def test_files_that_are_still_to_be_read_hold_up_no_step(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    b = bench("trainer.max_staleness=1")
+    reading = threading.Event()
+
+    def read_until_over(stream: str, count: int, block_s: float, is_over: Callable[[], bool]) -> list[object]:
+        reading.set()
+        wait_until(is_over)
+        return []
+
+    monkeypatch.setattr(b.streams, "claim_groups", read_until_over)
+    if why == "a stop":
+        threading.Thread(target=lambda: reading.wait(WAIT_S) and b.stop.request()).start()
+        with pytest.raises(Stopped):
+            b.batcher.next_batch(1, WAIT_S)
+    else:
+        with b.batcher.assemble_ahead():
+            assert reading.wait(WAIT_S)
 
 
 def test_a_second_copy_of_a_group_is_discarded(bench: Callable[..., Bench]) -> None:

@@ -9,6 +9,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from key_pairs import make_keys
@@ -19,7 +20,7 @@ from waiting import WAIT_S
 from forage_common.errors import FencedError, UserError
 from forage_common.settings import RedisSettings, Settings
 from forage_common.streams.client import StreamClient
-from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose
+from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose, TrajectoryGroup
 from forage_policies.admission import Admission
 from forage_policies.folders import open_whole
 from forage_policies.signed_folder import verify_published
@@ -271,3 +272,22 @@ def test_a_run_that_fails_while_a_store_is_away_ends(
     monkeypatch.setattr(PolicyStep, "__call__", step)
     with pytest.raises(RuntimeError, match="the step failed"):
         train("trainer.val_before_train=false", "trainer.save_freq=9")
+
+
+def test_what_redis_forgets_of_the_place_of_files_is_announced_again(train: Callable[..., Settings]) -> None:
+    class Forgetting(ScriptedRollout):
+        """Redis loses the mark of the trainer's place before the second batch is answered."""
+
+        marks: ClassVar[list[bytes | None]] = []
+
+        def _answer(self, prompt: Prompt, policy: Policy) -> TrajectoryGroup | None:
+            if prompt.purpose == Purpose.PURPOSE_TRAIN and prompt.position == 0:
+                key = self._streams.key("payloads")
+                self.marks.append(self._streams._redis.get(key))
+                self._streams._redis.delete(key)
+            return super()._answer(prompt, policy)
+
+    train("trainer.total_training_steps=3", "trainer.max_staleness=0", rollout=Forgetting)
+    assert len(Forgetting.marks) == 3
+    assert None not in Forgetting.marks
+    assert len(set(Forgetting.marks)) == 1

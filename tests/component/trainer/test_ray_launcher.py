@@ -1,8 +1,12 @@
-"""A Ray cluster that is not there."""
+"""A Ray cluster that is not there, and a Ray of the trainer's own."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -16,3 +20,19 @@ def test_an_address_without_ray_is_refused(monkeypatch: pytest.MonkeyPatch, free
     address = free_address()
     with pytest.raises(UserError, match=f"trainer.ray.address {address} cannot be joined .*Connection refused"):
         main(load_settings(None, [f"trainer.ray.address={address}"], {}))
+
+
+def test_ray_starts_where_the_folder_of_temporary_files_has_a_long_path(tmp_path: Path) -> None:
+    temporary = tmp_path / ("d" * 60)
+    temporary.mkdir()
+    script = (
+        "from forage_common.settings import load_settings\n"
+        "from forage_trainer.launch.ray_launcher import _connect\n"
+        "with _connect(load_settings(None, [], {}).trainer):\n"
+        "    import ray\n"
+        "    print(ray.is_initialized())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | {"TMPDIR": str(temporary)}, capture_output=True, text=True
+    )
+    assert done.stdout == "True\n", done.stderr

@@ -26,6 +26,7 @@ FENCED = {
     "discard": (["epoch", "{stream}", "stored"], [_GROUP, "{id}", "{id}"]),
     "issue": (["epoch", "prompts", "issued:1", "issued"], ["{position}/0", "uid", "prompt", "{step}"]),
     "list_stored": (["epoch", "{stream}", "stored"], []),
+    "offer_payloads": (["epoch", "payloads"], ["mark"]),
     "prune": (["epoch", "replicas", "alive", "prompts", "replies"], [_GROUP, 60, 3_600_000]),
     "publish": (["epoch", "policy", "announced", "served"], ["policy"]),
     "reclaim": (["epoch", "{stream}"], [_GROUP, "{consumer}", "{id}", "{id}"]),
@@ -33,12 +34,15 @@ FENCED = {
 SCRIPTS = {
     "acknowledge_policy": (["replicas", "alive", "served"], ["{consumer}", "policy"]),
     "acquire_epoch": (["epoch", "policy"], ["{step}"]),
-    "create_group": (["{stream}", "issued:1"], [_GROUP]),
+    "create_group": (["{stream}", "epoch", "issued:1"], [_GROUP, "{epoch}"]),
     "declare_environments": (["environments"], ["{}", 15]),
     "find_absent": (["prompts", "issued:1"], []),
-    "finish": (["prompts", "{stream}", "replies", "stored"], [_GROUP, "{id}", "group", "{consumer}"]),
+    "finish": (
+        ["prompts", "{stream}", "replies", "stored", "finished"],
+        [_GROUP, "{id}", "group", "{consumer}", "{consumer}"],
+    ),
     "read_replicas": (["replicas", "alive"], [60]),
-    "reject": (["{stream}", "rejected", "stored"], [_GROUP, "{id}", "content", 1000]),
+    "reject": (["{stream}", "rejected", "stored", "epoch"], [_GROUP, "{id}", "content", 1000, "{epoch}"]),
 }
 COMMANDS = (
     "XADD {stream} * m value",
@@ -148,6 +152,7 @@ def test_random_commands_are_answered_as_by_a_real_server(redis_server: RedisSet
         "{consumer}": lambda: draw.choice(_CONSUMERS),
         "{id}": lambda: [draw.randrange(pair.count)] if pair.count else "1-1",
         "{step}": lambda: draw.randint(1, 3),
+        "{epoch}": lambda: draw.choice((0, 1000)),
         "{position}/0": lambda: f"{draw.randint(0, 5)}/0",
     }
 

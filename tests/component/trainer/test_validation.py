@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 from trainer_parts import build_trajectory, read_lines
 from waiting import WAIT_S
 
-from forage_common.errors import DiskFullError
+from forage_common.errors import DiskFullError, FencedError
 from forage_common.settings import RedisSettings, load_settings
 from forage_common.stop import Stop
 from forage_common.streams.client import StreamClient
@@ -118,6 +118,17 @@ def test_every_question_is_issued_once_and_greedily(make: Callable, tmp_path: Pa
         "phase": "validating", "detail": "after", "done": COUNT, "total": COUNT,
     }  # fmt: skip
     assert not streams._redis.exists(streams.key("validation-after"))
+
+
+def test_a_replaced_trainer_writes_no_result(make: Callable, tmp_path: Path) -> None:
+    validation, answering, streams = make()
+    streams.acquire_epoch()
+    validation.begin("after", POLICY)
+    answering()
+    StreamClient(streams._settings, "v", WAIT_S).acquire_epoch()
+    with pytest.raises(FencedError, match="has taken over"):
+        validation._end(validation._open)  # all answers were claimed before
+    assert list((tmp_path / "v").rglob("after.json*")) == []
 
 
 def test_exact_match_is_reported_by_data_source_without_failures(make: Callable, tmp_path: Path) -> None:

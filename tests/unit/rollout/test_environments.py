@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from environment_parts import CASINO, build_agent, build_settings, run
 from scripted_engine import ScriptedEngine
@@ -14,6 +16,8 @@ from forage_common.errors import SettingsError
 from forage_common.settings import EnvironmentRoute
 from forage_common.v1.trajectory_pb2 import ActionKind, Prompt, Purpose
 from forage_rollout.environments import load_environments
+from forage_rollout.environments.environment import Budget
+from forage_rollout.environments.frames import pack_budget, pack_frame, read_budget
 from forage_rollout.environments.search import Search
 from forage_rollout.environments.single_turn import SingleTurn
 
@@ -70,7 +74,7 @@ async def test_a_prompt_may_name_its_environment(char_codec: Any) -> None:
 def test_in_one_process_a_file_is_imported_once(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     log = tmp_path / "log"
-    file.write_text(f"open({str(log)!r}, 'a').write('x')\n{CASINO}")
+    file.write_text(f"open({str(log)!r}, 'a', encoding='utf-8').write('x')\n{CASINO}")
     route = EnvironmentRoute(path=file)
     settings = build_settings("off", a=route, b=route)
     environments = load_environments(settings, RetrieverClient(settings.retriever.http_address))
@@ -131,3 +135,10 @@ def test_a_wrong_route_is_named(route: dict[str, Any], words: str) -> None:
         load_environments(build_settings("off", kg=EnvironmentRoute(**route)), RetrieverClient("127.0.0.1:9"))
     assert "rollout.environments.kg" in str(error.value)
     assert words in str(error.value)
+
+
+def test_a_budget_of_numpy_reaches_the_agent() -> None:
+    sent = json.loads(pack_frame({"value": pack_budget(Budget(np.int64(5), np.int32(2)))})[4:])
+    assert read_budget(sent["value"]) == Budget(5, 2)
+    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+        pack_budget(Budget(5.5))  # type: ignore[arg-type] - what one's own code may do

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from forage_common.settings import RolloutSettings, Settings
+from forage_rollout.concurrency import count_most_groups
+from forage_rollout.deployments.application import build_dispatcher_deployment, build_engine_deployment
 from forage_rollout.deployments.autoscaling import ONGOING, count_wanted
 from forage_rollout.deployments.cluster import limit_to_machine
 from forage_rollout.worker_names import WorkerName
@@ -32,6 +34,34 @@ def test_there_is_a_dispatcher_for_every_so_many_groups_in_flight(in_flight: lis
     )
     replicas, state = count_wanted(context)
     assert (math.ceil(replicas), state) == (wanted, {}), "Serve keeps to the least and the most"
+
+
+@pytest.mark.parametrize(
+    ("given", "dispatchers", "engines"),
+    [
+        ({}, 96, 64),  # four times 128 trajectories for each of two engines are 128 groups of eight
+        ({"max_trajectories_in_flight": 100_000}, 192, 64),
+        ({"max_trajectories_in_flight": 100_000, "max_groups_in_flight": 32, "engine": {"max_num_seqs": 16}}, 24, 12),
+        ({"dispatcher_replicas": {"target_ongoing": 10}, "engine_replicas": {"max": 4, "target_ongoing": 2}}, 10, 2),
+    ],
+)
+def test_replicas_that_are_full_want_another_one(given: dict[str, Any], dispatchers: float, engines: float) -> None:
+    rollout = RolloutSettings.model_validate({"engine_replicas": {"max": 2}, "n": 8} | given)
+    full = {"Dispatcher": count_most_groups(rollout), "Engine": rollout.engine.max_num_seqs}
+    made = (
+        build_dispatcher_deployment(object, Settings(rollout=rollout)),
+        build_engine_deployment(object, Settings(rollout=rollout), rollout.engine_replicas, 0),
+    )
+    for deployment, target in zip(made, (dispatchers, engines), strict=True):
+        scaling = deployment._deployment_config.autoscaling_config
+        assert scaling.get_target_ongoing_requests() == target
+        for replicas in (1, 2, 3):
+            context: Any = SimpleNamespace(
+                aggregated_metrics={ONGOING: dict.fromkeys(range(replicas), full[deployment.name])},
+                total_num_requests=0.0,
+                config=scaling,
+            )
+            assert count_wanted(context)[0] > replicas
 
 
 def test_a_machine_has_no_more_agents_and_dispatchers_than_cpus() -> None:

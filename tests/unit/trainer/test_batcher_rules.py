@@ -25,13 +25,16 @@ class EmptyStreams:
     def __init__(self) -> None:
         self.claims = 0
 
-    def claim_groups(self, stream: str, count: int, block_s: float) -> list[Any]:
+    def claim_groups(self, stream: str, count: int, block_s: float, is_over: Callable[[], bool]) -> list[Any]:
         self.claims += 1
         assert self.claims < 20, "it is waited for, and nobody was asked again"
         return []
 
-    def reclaim_groups(self, stream: str, known: set[bytes]) -> list[Any]:
+    def reclaim_groups(self, stream: str, known: set[bytes], is_over: Callable[[], bool]) -> list[Any]:
         return []
+
+    def has_unread(self, stream: str) -> bool:
+        return False
 
     def count_backlog(self, stream: str) -> int:
         return 0

@@ -172,6 +172,17 @@ def test_a_file_lasts_as_long_as_a_group_of_it_and_no_longer(tmp_path: Path, col
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_trainer_that_was_replaced_deletes_no_columns_of_its_successor(tmp_path: Path) -> None:
+    older, newer, newest = ColumnFolder(tmp_path), ColumnFolder(tmp_path), ColumnFolder(tmp_path)
+    older.read_epoch, newer.read_epoch, newest.read_epoch = lambda: 9, lambda: 10, lambda: 11
+    (good,) = arrive([make_group("a", [1.0])], newer)
+    arrive([make_group("a", [1.0])], older)  # it does not know yet that a later one has taken over
+    assert read_columns(good.trajectories[0]).load().token_ids.size > 0
+    (last,) = arrive([make_group("a", [1.0])], newest)
+    assert [folder.name.partition("-")[0] for folder in tmp_path.iterdir()] == ["e11"]
+    assert read_columns(last.trajectories[0]).load().token_ids.size > 0
+
+
 def test_columns_wait_for_room_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, collect: Callable[[], object]
 ) -> None:

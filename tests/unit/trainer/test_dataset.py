@@ -15,10 +15,10 @@ from trainer_parts import build_question, write_questions
 
 from forage_common.errors import DataError, SettingsError
 from forage_common.settings import load_settings
-from forage_common.telemetry.label_names import OTHER
 from forage_common.v1.trajectory_pb2 import GroundTruth
 from forage_records.questions import Question, Questions, read_questions
 from forage_trainer.data.dataset import QUESTIONS, Batches, refill_number, report_questions
+from forage_trainer.label_names import OTHER
 
 
 class Characters:

@@ -174,7 +174,7 @@ def test_the_state_of_a_checkpoint_says_which_step_settled_what() -> None:
     settled.forget(2)
     assert settled.step_of((1, 0)) == 0
     assert (1, 0) in settled
-    assert settled.state_dict() == {"batches": 1, "places": [[2, 0, 1], [3, 0, 2], [3, 1, 2]]}
+    assert settled.state_dict() == {"batches": 1, "places": [[2, 0, 1], [3, 0, 2], [3, 1, 2]], "size": SIZE}
 
 
 def test_smaller_batches_forget_positions_that_are_no_more() -> None:

@@ -37,7 +37,7 @@ def test_ray_is_used_where_the_settings_ask_for_it(overrides: list[str], on_ray:
     [
         (["trainer.nnodes=2"], "nnodes=2 needs a Ray cluster.*trainer.ray.address"),
         (["trainer.launcher=process", "trainer.n_gpus_per_node=4"], "launcher=process takes.*n_gpus_per_node=4"),
-        (["trainer.ray.address=ray://head:10001"], "trainer.ray.address.*pattern"),
+        (["trainer.ray.address=ray://head:10001"], "trainer.ray.address.*expected host:port"),
         (["trainer.nnodes=0"], "trainer.nnodes.*greater than or equal to 1"),
     ],
 )

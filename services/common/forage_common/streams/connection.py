@@ -18,7 +18,7 @@ from redis.cluster import ClusterNode
 from redis.connection import parse_url
 from redis.retry import Retry
 
-from forage_common.addresses import split_address
+from forage_common.addresses import join_address, split_address
 from forage_common.errors import ForageError, SettingsError, UnavailableError
 from forage_common.security.tokens import TokenFile, read_token
 from forage_common.settings import RedisSettings
@@ -95,7 +95,7 @@ def connect_all(settings: RedisSettings, patience_s: float) -> list[redis.Redis]
     with _open_cluster(_list_nodes(settings), _select_cluster_options(settings, options)) as cluster:
         found = [(node.host, node.port) for node in cluster.get_primaries()]
     made = "redis" if address.startswith("redis:") else "rediss"
-    return [redis.Redis.from_url(f"{made}://{host}:{port}", **options) for host, port in found]
+    return [redis.Redis.from_url(f"{made}://{join_address(host, port)}", **options) for host, port in found]
 
 
 def load_functions(client: redis.Redis, where: str) -> bool:

@@ -30,17 +30,21 @@ class EntryStreams(RunKeys):
 
     @recorded
     def reject(self, stream: str, id: bytes, content: bytes) -> None:
-        """Remove an entry that nobody can use; its beginning is kept for diagnosis."""
+        """Remove an entry that nobody can use; its beginning is kept for diagnosis.
+
+        Raises:
+            FencedError: this is a trainer, and a later one has taken over.
+        """
         keys = [stream, self.key("rejected"), self._stored_table(stream)]
-        names = self._run("reject", keys, GROUP, id, content[:_REJECTED_BYTES], _REJECTED_KEPT)
+        names = self._run_unless_replaced("reject", keys, GROUP, id, content[:_REJECTED_BYTES], _REJECTED_KEPT)
         self._delete_payloads(stream, names)
 
     def _stored_table(self, stream: str) -> str:
         """The hash of the files that entries of a stream refer to: entry id → name."""
         return self.key(f"stored:{self._shorten(stream)}")
 
-    def _delete_payloads(self, stream: str, names: Sequence[bytes]) -> None:
-        """Delete the files of entries that have left a stream."""
+    def _delete_payloads(self, stream: str, names: Sequence[bytes], is_closed: bool = False) -> None:
+        """Delete the files of entries that have left a stream, and its folder where the stream has ended."""
 
     def _shorten(self, stream: str) -> str:
         return stream.removeprefix(self._prefix)

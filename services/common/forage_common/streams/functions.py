@@ -33,8 +33,8 @@ class Library:
 def read_script(name: str) -> str:
     """Read a Lua script; those of the trainer include the check of its epoch."""
     folder = resources.files("forage_common.streams") / "scripts"
-    fence = (folder / "fence.lua").read_text()
-    return (folder / f"{name}.lua").read_text().replace("--@fence\n", fence)
+    fence = (folder / "fence.lua").read_text(encoding="utf-8")
+    return (folder / f"{name}.lua").read_text(encoding="utf-8").replace("--@fence\n", fence)
 
 
 @cache

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 from google.protobuf.message import DecodeError
 
-from forage_common.errors import UnavailableError
+from forage_common.errors import SettingsError, UnavailableError
 from forage_common.settings import RedisSettings
 from forage_common.streams.entries import RECLAIM_SCAN, Entry, EntryStreams
 from forage_common.streams.history import History, recorded
@@ -23,8 +25,13 @@ _PACKED, _PLAIN = b"p", b"m"
 """Fields of an entry: a PackedGroup, or a TrajectoryGroup as earlier versions wrote it."""
 _PENDING_PAGE = 1000
 _SWEEP_S = ORPHAN_S / 4
+_NOBODY_WAITS = 2
+_READERS = 8
+"""Files of groups that are read at once."""
 VALIDATION = "validation-"
 """Begins the names of the streams to which groups of validations are written."""
+IsOver: TypeAlias = Callable[[], bool]
+"""Whether nobody waits any more: files whose reading has not begun are left for the next call."""
 Unpack: TypeAlias = Callable[[Sequence[PackedGroup]], Sequence[TrajectoryGroup | DecodeError]]
 """Unpacks groups side by side, each into a group or the error that says why it is none."""
 
@@ -51,12 +58,18 @@ class GroupStreams(EntryStreams):
         self._payloads = payloads
         self._unpack = unpack or _unpack_all
         self._unread: dict[str, list[Any]] = {}  # rows of a stream whose files could not be read yet
+        self._calls: dict[bytes, tuple[object, str, PackedGroup]] = {}  # of `finish` that have not succeeded yet
         self._swept = -math.inf
         self._has_warned = False
 
     def open_replies(self, stream: str, batch: int) -> None:
-        """Create a reply stream; if it did not exist, what was issued for it is issued again."""
-        self._run("create_group", [stream, self._issue_table(stream, batch)], GROUP)
+        """Create a reply stream; if it did not exist, what was issued for it is issued again.
+
+        Raises:
+            FencedError: a later trainer has taken over.
+        """
+        keys = [stream, self.key("epoch"), self._issue_table(stream, batch)]
+        self._run("create_group", keys, GROUP, self.epoch)
 
     def is_reply_stream(self, name: str) -> bool:
         """Whether groups of this run may be written to a key that a prompt names; empty: that of trajectories."""
@@ -71,39 +84,51 @@ class GroupStreams(EntryStreams):
                 `prune`, `delete_orphans` and `publish`.
         """
         keys = [stream, self._issue_table(stream, batch), self._stored_table(stream)]
-        self._delete_payloads(stream, self._run_fenced("close_stream", keys))
+        self._delete_payloads(stream, self._run_fenced("close_stream", keys), is_closed=True)
 
     @recorded
     def finish(self, entry: Entry[Prompt], group: TrajectoryGroup | PackedGroup) -> bool:
         """Acknowledge a prompt and write its group, atomically.
 
-        False if another worker has finished it, or nobody waits for the group any more.
+        False if another worker has finished it, or nobody waits for the group any more. A call that failed may have
+        done it: where it is repeated, with the same group, that is found out, and a file is not written again.
         """
         from forage_common.streams.packing import pack_group
 
         stream = entry.message.reply_stream or self.trajectories
-        packed = group if isinstance(group, PackedGroup) else pack_group(group)
-        packed = self._store(stream, packed) or packed
+        given, call, whole = self._calls.get(entry.id, (None, "", PackedGroup()))
+        if given is not group:
+            call, whole = os.urandom(8).hex(), group if isinstance(group, PackedGroup) else pack_group(group)
+            self._calls[entry.id] = group, call, whole
+        packed = self._store(stream, call, whole) or whole
         name = packed.stored.name
-        keys = [self.prompts, stream, self.trajectories, self._stored_table(stream)]
-        written = int(self._run("finish", keys, GROUP, entry.id, packed.SerializeToString(), name)) == 1
+        keys = [self.prompts, stream, self.trajectories, self._stored_table(stream), self.key("finished")]
+        result = int(self._run("finish", keys, GROUP, entry.id, packed.SerializeToString(), name, call))
+        self._calls.pop(entry.id, None)
+        if self._payloads is not None:
+            self._payloads.forget(call)
+        written = result == 1
         if name and not written:
-            self._delete_payloads(stream, [name.encode()])
+            self._delete_payloads(stream, [name.encode()], is_closed=result == _NOBODY_WAITS)
         return written
 
     @recorded
-    def claim_groups(self, stream: str, count: int, block_s: float) -> list[Entry[TrajectoryGroup]]:
+    def claim_groups(
+        self, stream: str, count: int, block_s: float, is_over: IsOver = lambda: False
+    ) -> list[Entry[TrajectoryGroup]]:
         """Claim new groups; wait up to `block_s` for the first.
 
         Raises:
             FencedError: a later trainer has taken over. It reclaims what was claimed here.
         """
-        entries = self._read_groups(stream, self._read_new(stream, self._trainer, count, block_s))
+        rows = self._read_new(stream, self._trainer, count, block_s)
         self.check_epoch()
-        return entries
+        return self._read_groups(stream, rows, is_over)
 
     @recorded
-    def reclaim_groups(self, stream: str, known: Collection[bytes]) -> list[Entry[TrajectoryGroup]]:
+    def reclaim_groups(
+        self, stream: str, known: Collection[bytes], is_over: IsOver = lambda: False
+    ) -> list[Entry[TrajectoryGroup]]:
         """Claim groups that are claimed and not acknowledged, except those that the caller knows.
 
         They were claimed by an earlier process of the trainer, or their delivery to this one was lost.
@@ -115,7 +140,7 @@ class GroupStreams(EntryStreams):
             for i in range(0, len(ids), RECLAIM_SCAN):
                 rows = self._run_fenced("reclaim", [stream], GROUP, self._trainer, *ids[i : i + RECLAIM_SCAN])
                 pairs = [(id, dict(zip(f[::2], f[1::2], strict=True))) for id, f in filter(None, rows)]
-                entries += self._read_groups(stream, pairs)
+                entries += self._read_groups(stream, pairs, is_over)
             begin = "(" + page[-1]["message_id"].decode()
         return entries
 
@@ -141,10 +166,39 @@ class GroupStreams(EntryStreams):
 
     # Files of large groups, see `payloads`.
 
+    def require_payloads(self) -> None:
+        """Check, before this trainer takes the run over, that the files of its groups are where it reads them.
+
+        Raises:
+            SettingsError: they are in another place.
+            UnavailableError: the place cannot be read now.
+        """
+        mark = self._read_mark()
+        if self._payloads is None or not mark or self._payloads.holds(mark):
+            return
+        groups = self._call(self._redis.xlen, self.trajectories)
+        if count := min(groups, self._call(self._redis.hlen, self._stored_table(self.trajectories))):
+            raise SettingsError(
+                f"{count} groups of this run that wait for the trainer have files, and {self._payloads.where} is not "
+                "the place of these files: give the redis.payloads_url or the run.dir with which the run was started,"
+                " mount its volume, or copy its files to here; an empty file 'shared' here accepts that these groups "
+                "are lost and sampled again"
+            )
+
     def offer_payloads(self) -> None:
-        """Let writers use files: announce how they recognise the place from which this trainer reads them."""
+        """Let writers use files: announce how they recognise the place from which this trainer reads them.
+
+        Repeat it: a server that loses its data forgets it.
+
+        Raises:
+            FencedError: a later trainer has taken over.
+        """
         if self._payloads is not None:
-            self._call(self._redis.set, self.key("payloads"), self._payloads.offer())
+            self._run_fenced("offer_payloads", [self.key("payloads")], self._payloads.offer())
+
+    def has_unread(self, stream: str) -> bool:
+        """Whether claimed groups wait until their files can be read."""
+        return stream in self._unread
 
     def delete_orphans(self) -> None:
         """Delete old files that no entry names; does nothing where it did so a short time ago."""
@@ -157,46 +211,54 @@ class GroupStreams(EntryStreams):
             self._payloads.delete(name, old - {one.decode() for one in named})
         self._swept = time.monotonic()
 
-    def _store(self, stream: str, packed: PackedGroup) -> PackedGroup | None:
+    def _store(self, stream: str, call: str, packed: PackedGroup) -> PackedGroup | None:
         """Write a group that is too large for Redis into a file; None where it is not, or cannot be."""
         payloads = self._payloads
         if payloads is None or payloads.inline_bytes is None:
             return None
         if len(packed.columns) + len(packed.texts) <= payloads.inline_bytes:
             return None
-        mark = (self._call(self._redis.get, self.key("payloads")) or b"").decode()
+        mark = self._read_mark()
         if payloads.shares(mark):
-            return payloads.put(self._shorten(stream), packed)
+            return payloads.put(self._shorten(stream), call, packed)
         if mark and not self._has_warned:
             self._has_warned = True
             get_logger().warning("payloads_not_shared", place=payloads.where, remedy="set redis.payloads_url")
         return None
 
-    def _delete_payloads(self, stream: str, names: Sequence[bytes]) -> None:
-        if names and self._payloads is not None:
-            self._payloads.delete(self._shorten(stream), [name.decode() for name in names])
+    def _read_mark(self) -> str:
+        return (self._call(self._redis.get, self.key("payloads")) or b"").decode()
 
-    def _read_groups(self, stream: str, rows: Sequence[Any]) -> list[Entry[TrajectoryGroup]]:
-        """Read entries, those first whose files could not be read before; what is no group is rejected.
+    def _delete_payloads(self, stream: str, names: Sequence[bytes], is_closed: bool = False) -> None:
+        if (names or is_closed) and self._payloads is not None:
+            self._payloads.delete(self._shorten(stream), [name.decode() for name in names], is_closed)
+
+    def _read_groups(self, stream: str, rows: Sequence[Any], is_over: IsOver) -> list[Entry[TrajectoryGroup]]:
+        """Read entries, also those whose files could not be read before; what is no group is rejected.
 
         Raises:
-            UnavailableError: the file of the first one cannot be read now. It is kept for the next call.
+            UnavailableError: no file can be read now. What was not read is kept for the next call.
         """
-        rows = [*self._unread.pop(stream, ()), *rows]
+        # Those of before may have been claimed again. All are kept until each is dealt with: a rejection may fail.
+        kept = dict([*self._unread.get(stream, ()), *rows])
+        self._unread[stream] = list(kept.items())
         found: list[tuple[bytes, PackedGroup]] = []
-        for place, (id, fields) in enumerate(rows):
-            try:
-                found.append((id, self._read_packed(stream, fields)))
-            except (DecodeError, KeyError, TypeError):
-                self.reject(stream, id, repr(fields).encode())  # no trainer could ever use it
-            except PayloadLostError as error:
-                get_logger().warning("payload_lost", stream=self._shorten(stream), detail=str(error))
-                self.reject(stream, id, repr(fields).encode())  # it is found lost, and issued again
-            except UnavailableError:
-                self._unread[stream] = rows[place:]
-                if not found:
-                    raise
-                break
+        unavailable: UnavailableError | None = None
+        for id, result in zip(list(kept), self._read_all(stream, list(kept.values()), is_over), strict=True):
+            if isinstance(result, UnavailableError):
+                unavailable = result
+            elif isinstance(result, PackedGroup):
+                found.append((id, result))
+                del kept[id]
+            elif result is not None:
+                if isinstance(result, PayloadLostError):  # the group is found lost, and issued again
+                    get_logger().warning("payload_lost", stream=self._shorten(stream), detail=str(result))
+                self.reject(stream, id, repr(kept.pop(id)).encode())  # no trainer could ever use it
+        self._unread[stream] = list(kept.items())
+        if not kept:
+            del self._unread[stream]
+        if unavailable is not None and not found:
+            raise unavailable
         unpack = self._unpack if stream == self.trajectories else _unpack_all
         entries = []
         for (id, packed), group in zip(found, unpack([packed for _, packed in found]), strict=True):
@@ -206,6 +268,20 @@ class GroupStreams(EntryStreams):
                 entries.append(Entry(id, group))
         return entries
 
+    def _read_all(self, stream: str, rows: Sequence[Any], is_over: IsOver) -> list[PackedGroup | Exception | None]:
+        """Read several at once, each into a group or the error that says why there is none; None where it is over."""
+
+        def read(fields: dict[bytes, bytes]) -> PackedGroup | Exception | None:
+            try:
+                return None if is_over() else self._read_packed(stream, fields)
+            except (DecodeError, KeyError, TypeError, PayloadLostError, UnavailableError) as error:
+                return error
+
+        if self._payloads is None or len(rows) < 2:
+            return [read(fields) for fields in rows]
+        with ThreadPoolExecutor(_READERS, "payloads") as threads:
+            return [one.result() for one in [threads.submit(read, fields) for fields in rows]]
+
     def _read_packed(self, stream: str, fields: dict[bytes, bytes]) -> PackedGroup:
         from forage_common.streams.packing import pack_group
 
@@ -214,7 +290,7 @@ class GroupStreams(EntryStreams):
         packed = PackedGroup.FromString(fields[_PACKED])
         if packed.HasField("stored"):
             if self._payloads is None:
-                raise PayloadLostError("this reader has no folder of payloads")
+                raise UnavailableError("this reader has no folder of payloads: give it one")
             self._payloads.fetch(self._shorten(stream), packed)
         return packed
 

@@ -241,6 +241,6 @@ _OPERATIONS: dict[str, tuple[Callable[..., Fields], Callable[[Any], Fields]]] = 
 def read_boot() -> str:
     """Read what names this start of this machine; processes with the same one share a clock."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
         return socket.gethostname()

@@ -1,13 +1,13 @@
 """Files beside a stream, for groups that are too large for Redis: the entry has a reference to one (a claim check).
 
 - A file is written, durably and under a name of its own, before the script runs that writes the reference. So what a
-  reference names is there.
+  reference names is there. A call that is repeated refers to the file that it has written.
 - The script that takes an entry off its stream returns the name, and its caller deletes the file. One that died in
   between, or before the reference was written, leaves an orphan: no entry names it. The trainer deletes those that are
   older than an hour, in which every call of `finish` has ended.
 - A file that is gone or altered is as a damaged entry: the trainer rejects it, finds the group lost and issues it
-  again.
-- Writers use files only where they find in them what the trainer has announced: that they share the place.
+  again. It is gone only where the place has its mark: an empty folder, whose volume is not mounted, says nothing.
+- Writers use files only where they find in them what the trainer has announced: the mark of the place that they share.
 
 The content is read from the reader's own place. A reference is nothing but a name within it.
 """
@@ -30,7 +30,7 @@ from forage_common.errors import ForageError, SettingsError, UnavailableError
 from forage_common.files import durable
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
-from forage_common.text.redaction import redact_url
+from forage_common.text.redaction import redact_text, redact_url
 from forage_common.v1.packed_pb2 import PackedGroup, StoredPart
 
 FOLDER = "groups"
@@ -57,49 +57,74 @@ class Payloads:
         url = settings.redis.payloads_url
         self.where = redact_url(url) if url else str(settings.run.folder / FOLDER)
         self._place = _open(url, settings.run.id) if url else _Folder(settings.run.folder / FOLDER)
-        self._known = ""
+        self._known = self._offered = ""
+        self._written: dict[str, StoredPart] = {}
 
     def offer(self) -> str:
-        """Mark the place as this trainer's and return the mark, for `shares`; empty where it cannot be written."""
+        """Mark the place as this trainer's, once, and return the mark; empty where it cannot be written."""
         try:
-            with contextlib.suppress(FileNotFoundError):
-                return self._place.read(_SHARED).decode()
-            self._place.write(_SHARED, os.urandom(8).hex().encode())
-            return self._place.read(_SHARED).decode()  # that of another trainer which started with this one, maybe
+            if not self._offered and not self._read_mark():
+                self._place.write(_SHARED, os.urandom(8).hex().encode())
+            # That of another trainer which started with this one, maybe.
+            self._offered = self._offered or self._read_mark()
         except Exception as error:  # noqa: BLE001 - each file system has errors of its own
             get_logger().warning("payloads_not_offered", place=self.where, detail=str(error))
-            return ""
+        return self._offered
 
     def shares(self, mark: str) -> bool:
         """Whether this place is the one that a trainer has marked so."""
         if mark and mark != self._known:
             with contextlib.suppress(Exception):  # each file system has errors of its own
-                self._known = self._place.read(_SHARED).decode()
+                self._known = self._read_mark()
         return bool(mark) and mark == self._known
 
-    def put(self, stream: str, packed: PackedGroup) -> PackedGroup | None:
+    def holds(self, mark: str) -> bool:
+        """Whether the files are here that were written while a trainer had this mark, or their loss is accepted: an
+        empty file is in the place of the mark.
+
+        Raises:
+            UnavailableError: the place cannot be read now.
+        """
+        try:
+            return self._place.read(_SHARED).decode() in ("", mark)
+        except FileNotFoundError:
+            return False
+        except Exception as error:
+            raise UnavailableError(f"{self.where} cannot be read ({error!r}): see redis.payloads_url") from error
+
+    def put(self, stream: str, call: str, packed: PackedGroup) -> PackedGroup | None:
         """Write columns and texts of a group into a file; returns the group with a reference in their place.
 
-        None where they cannot be written: the group goes through Redis then.
+        A repeated call refers to the file that is there. None where none can be written: the group goes through Redis.
+
+        Args:
+            call: 16 hexadecimal digits, of this group alone; `forget` tells that it is not repeated any more.
         """
         if not _STREAM.fullmatch(stream):  # a prompt names it
             return None
-        data = PackedGroup(columns=packed.columns, texts=packed.texts).SerializeToString()
-        name = f"{int(time.time() * 1000):x}-{os.urandom(8).hex()}"
-        try:
-            self._place.write(f"{stream}/{name}", data)
-        except Exception as error:  # noqa: BLE001 - each file system has errors of its own
-            get_logger().warning("payload_not_written", place=self.where, detail=str(error))
-            return None
-        stored = StoredPart(name=name, bytes=len(data), sha256=hashlib.sha256(data).digest())
+        stored = self._written.get(call)
+        if stored is None or _measure_age_s(stored.name) > ORPHAN_S / 2:  # it must not become an orphan meanwhile
+            data = PackedGroup(columns=packed.columns, texts=packed.texts).SerializeToString()
+            name = f"{int(time.time() * 1000):x}-{call}"
+            try:
+                self._place.write(f"{stream}/{name}", data)
+            except Exception as error:  # noqa: BLE001 - each file system has errors of its own
+                get_logger().warning("payload_not_written", place=self.where, detail=str(error))
+                return None
+            stored = StoredPart(name=name, bytes=len(data), sha256=hashlib.sha256(data).digest())
+            self._written[call] = stored
         return PackedGroup(head=packed.head, facts=packed.facts, stored=stored)
+
+    def forget(self, call: str) -> None:
+        """Forget the file of a call that is over."""
+        self._written.pop(call, None)
 
     def fetch(self, stream: str, packed: PackedGroup) -> None:
         """Replace the reference of a group by what the file has.
 
         Raises:
             PayloadLostError: the file is missing, or has another content.
-            UnavailableError: it cannot be read now.
+            UnavailableError: it cannot be read now, or the place is not the one that the trainer has marked.
             DecodeError: the reference is none.
         """
         stored = packed.stored
@@ -107,8 +132,13 @@ class Payloads:
             raise DecodeError(f"a group refers to the file {stored.name[:40]!r}, which is no name of one")
         try:
             data = self._place.read(f"{stream}/{stored.name}")
-        except FileNotFoundError:
-            raise PayloadLostError(f"{self.where} has no {stream}/{stored.name}") from None
+        except FileNotFoundError as error:
+            if self._is_marked():
+                raise PayloadLostError(f"{self.where} has no {stream}/{stored.name}") from None
+            raise UnavailableError(
+                f"{self.where} lacks {stream}/{stored.name}, and the mark of the trainer's place ('{_SHARED}') too: is "
+                "its volume mounted? See redis.payloads_url"
+            ) from error
         except Exception as error:
             raise UnavailableError(
                 f"{stream}/{stored.name} of {self.where} cannot be read ({type(error).__name__}: {error}): "
@@ -120,8 +150,12 @@ class Payloads:
         packed.columns, packed.texts = bulk.columns, bulk.texts
         packed.ClearField("stored")
 
-    def delete(self, stream: str, names: Iterable[str]) -> None:
-        """Delete files that no entry names any more; what cannot be deleted is left for `list_orphans`."""
+    def delete(self, stream: str, names: Iterable[str], is_closed: bool = False) -> None:
+        """Delete files that no entry names any more; what cannot be deleted is left for `list_old`.
+
+        Args:
+            is_closed: the stream has ended, and its folder goes too.
+        """
         for name in names:
             try:
                 self._place.delete(f"{stream}/{name}")
@@ -129,6 +163,8 @@ class Payloads:
                 pass
             except Exception as error:  # noqa: BLE001 - each file system has errors of its own
                 get_logger().warning("payload_not_deleted", place=self.where, name=name, detail=str(error))
+        if is_closed:
+            self._place.remove_empty(stream)
 
     def list_old(self) -> dict[str, set[str]]:
         """List the files that are older than `ORPHAN_S`, by stream; nothing where they cannot be listed now."""
@@ -139,9 +175,28 @@ class Payloads:
             return {}
 
     def _list_old(self, stream: str) -> set[str]:
-        newest = int((time.time() - ORPHAN_S) * 1000)
         names = self._place.list(stream)
-        return {name for name in names if _NAME.fullmatch(name) and int(name.partition("-")[0], 16) < newest}
+        if not names:  # its trainer died before it could
+            self._place.remove_empty(stream)
+        return {name for name in names if _NAME.fullmatch(name) and _measure_age_s(name) > ORPHAN_S}
+
+    def _read_mark(self) -> str:
+        """Read the mark of the place; empty where it has none."""
+        try:
+            return self._place.read(_SHARED).decode()
+        except FileNotFoundError:
+            return ""
+
+    def _is_marked(self) -> bool:
+        try:
+            mark = self._read_mark()
+        except Exception:  # noqa: BLE001 - each file system has errors of its own
+            return False
+        return bool(mark) and mark == (self._offered or mark)
+
+
+def _measure_age_s(name: str) -> float:
+    return time.time() - int(name.partition("-")[0], 16) / 1000
 
 
 class _Place(ABC):
@@ -156,6 +211,10 @@ class _Place(ABC):
 
     @abstractmethod
     def delete(self, path: str) -> None: ...
+
+    @abstractmethod
+    def remove_empty(self, folder: str) -> None:
+        """Remove a folder, if there is one with nothing in it."""
 
     @abstractmethod
     def list(self, folder: str) -> list[str]:
@@ -189,6 +248,10 @@ class _Folder(_Place):
     def delete(self, path: str) -> None:
         (self._root / path).unlink()
 
+    def remove_empty(self, folder: str) -> None:
+        with contextlib.suppress(OSError):
+            (self._root / folder).rmdir()
+
     def list(self, folder: str) -> list[str]:
         try:
             files = list((self._root / folder).iterdir())
@@ -215,6 +278,9 @@ class _Store(_Place):
     def delete(self, path: str) -> None:
         self._system.rm_file(f"{self._root}/{path}")
 
+    def remove_empty(self, folder: str) -> None:
+        """A folder is part of a name here, and goes with its last file."""
+
     def list(self, folder: str) -> list[str]:
         self._system.invalidate_cache()
         try:
@@ -232,8 +298,8 @@ def _open(url: str, run_id: str) -> _Place:
         system, root = url_to_fs(url)
     except (ImportError, ValueError) as error:
         raise SettingsError(
-            f"redis.payloads_url = '{redact_url(url)}' cannot be used ({error}): install what fsspec needs for it, or "
-            "give another address"
+            f"redis.payloads_url = '{redact_url(url)}' cannot be used ({redact_text(str(error))}): install what fsspec "
+            "needs for it, or give another address"
         ) from None
     if isinstance(system, LocalFileSystem):
         return _Folder(Path(root) / run_id)

@@ -53,7 +53,7 @@ class RunKeys:
     def create_groups(self, *streams: str) -> None:
         """Create the consumer group of each stream, from its beginning, unless it exists."""
         for stream in streams or (self.prompts, self.trajectories):
-            self._run("create_group", [stream], GROUP)
+            self._run_unless_replaced("create_group", [stream], GROUP)
 
     def check_epoch(self) -> None:
         """
@@ -100,6 +100,12 @@ class RunKeys:
 
     def _run_fenced(self, script: str, keys: Sequence[str], *arguments: Any) -> Any:
         return self._run(script, [self.key("epoch"), *keys], self.epoch, *arguments)
+
+    def _run_unless_replaced(self, script: str, keys: Sequence[str], *arguments: Any) -> Any:
+        """Run a script of trainers and workers; only a trainer has an epoch, by which it can be fenced off."""
+        if self.epoch:
+            keys, arguments = [*keys, self.key("epoch")], (*arguments, self.epoch)
+        return self._run(script, keys, *arguments)
 
     def _to_block_ms(self, block_s: float) -> int | None:
         # Below the socket's timeout: else an idle wait looks like a dead server.

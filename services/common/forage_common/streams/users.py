@@ -102,8 +102,8 @@ RIGHTS: Mapping[Role, Rights] = {
         ),
         scripts=(
             *("acknowledge", "acquire_epoch", "close_stream", "create_group", "discard", "find_absent", "issue"),
-            *("list_stored", "prune", "publish", "read_replicas", "reclaim", "reject", "replace_shift", "set_shift"),
-            "touch",
+            *("list_stored", "offer_payloads", "prune", "publish", "read_replicas", "reclaim", "reject"),
+            *("replace_shift", "set_shift", "touch"),
         ),
         writes=_ALL_KEYS,
     ),
@@ -120,7 +120,7 @@ RIGHTS: Mapping[Role, Rights] = {
         ),
         reads=_ALL_KEYS,
         writes=(
-            *("prompts", "trajectories", "validation-*", "stored:*", "rejected"),
+            *("prompts", "trajectories", "validation-*", "stored:*", "finished", "rejected"),
             *("replicas", "alive", "served", "announced", "shift"),
             *("environments", "dtype", "writes"),
         ),

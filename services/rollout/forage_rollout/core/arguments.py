@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from forage_common.errors import SettingsError
+from forage_common.files.socket_folder import find_socket_folder
 from forage_common.settings import EngineSettings, Settings
 from forage_common.telemetry.logs import get_logger
 from forage_rollout.core.repeatable import prepare_repeatable
@@ -97,6 +98,8 @@ def build_environment(settings: EngineSettings) -> dict[str, str]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "VLLM_NO_USAGE_STATS": "1",
+        # Sockets between vLLM's processes, each named by a UUID.
+        "VLLM_RPC_BASE_PATH": str(find_socket_folder("12345678-1234-1234-1234-123456789012")),
     }
 
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import tempfile
 import threading
 from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from typing import Any
+
+from forage_common.files.socket_folder import find_socket_folder
 
 _context = multiprocessing.get_context("forkserver")
 _is_prepared = False
@@ -35,7 +38,12 @@ def prepare_fork() -> None:
     """
     global _is_prepared
     _context.set_forkserver_preload(["forage_rollout.core.imports"])
-    forkserver.ensure_running()
+    usual = tempfile.gettempdir()
+    tempfile.tempdir = str(find_socket_folder("pymp-12345678/listener-12345678"))  # of the server's socket
+    try:
+        forkserver.ensure_running()
+    finally:
+        tempfile.tempdir = usual
     _is_prepared = True
 
 

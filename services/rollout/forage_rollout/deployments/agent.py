@@ -9,6 +9,7 @@ from ray.serve.handle import DeploymentHandle
 
 from forage_common.clients.retriever import RetrieverClient
 from forage_common.clients.reward import RewardClient
+from forage_common.errors import UnavailableError
 from forage_common.settings import Settings
 from forage_common.streams.packing import pack_group
 from forage_common.streams.texts import leave_out_texts
@@ -50,8 +51,9 @@ class AgentDeployment:
         return await asyncio.to_thread(self._pack, group)
 
     async def _run_group(self, prompt: bytes) -> TrajectoryGroup:
-        agent = await self._get_agent()
-        group = await agent.run_group(Prompt.FromString(prompt))
+        asked = Prompt.FromString(prompt)
+        agent = await self._get_agent(asked)
+        group = await agent.run_group(asked)
         self._version_tokens.add_group(group)
         return group
 
@@ -62,9 +64,10 @@ class AgentDeployment:
 
     async def stream_group(self, prompt: bytes) -> AsyncGenerator[bytes, None]:
         """Run a serialized `Prompt`; yields each serialized `RunStreamResponse` at once, the group last."""
-        agent = await self._get_agent()
+        asked = Prompt.FromString(prompt)
+        agent = await self._get_agent(asked)
         events: asyncio.Queue[RunStreamResponse | None] = asyncio.Queue()
-        running = asyncio.create_task(agent.run_group(Prompt.FromString(prompt), events.put_nowait))
+        running = asyncio.create_task(agent.run_group(asked, events.put_nowait))
         running.add_done_callback(lambda _: events.put_nowait(None))
         try:
             while (event := await events.get()) is not None:
@@ -91,8 +94,20 @@ class AgentDeployment:
         """Last for a while: Serve calls it again and again."""
         await self._check_pace.last()
 
-    async def _get_agent(self) -> Agent:
-        """The agent, created with the first prompt: only a running engine knows its end-of-turn text."""
+    async def _get_agent(self, asked: Prompt) -> Agent:
+        """The agent, created with the first prompt: only a running engine knows its end-of-turn text.
+
+        Raises:
+            UnavailableError: no engine has answered within the prompt's time limit.
+        """
+        limit_s = min(one for one in (self._settings.rollout.trajectory_timeout_s, asked.timeout_s) if one > 0)
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._create_agent()
+        except TimeoutError:
+            raise UnavailableError(f"no engine has answered within {limit_s:g} s: is one running?") from None
+
+    async def _create_agent(self) -> Agent:
         async with self._creating:
             if self._agent is None:
                 settings = self._settings

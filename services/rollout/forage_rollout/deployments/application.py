@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 from ray import serve
@@ -10,8 +11,9 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from ray.serve.schema import LoggingConfig
 
 from forage_common.settings import ReplicaSettings, Settings, load_settings
+from forage_rollout.concurrency import count_most_groups
 from forage_rollout.deployments.agent import AgentDeployment
-from forage_rollout.deployments.autoscaling import count_wanted
+from forage_rollout.deployments.autoscaling import count_wanted, find_target
 from forage_rollout.deployments.devices import check_nodes, count_gpus, list_node_gpus
 from forage_rollout.deployments.dispatcher import DispatcherDeployment
 from forage_rollout.deployments.engine import EngineDeployment
@@ -48,6 +50,7 @@ def build_dispatcher_deployment(of: type, settings: Settings) -> Any:
         "Dispatcher",
         of,
         rollout.dispatcher_replicas,
+        count_most_groups(rollout),
         policy=AutoscalingPolicy(policy_function=count_wanted),
         graceful_shutdown_timeout_s=rollout.longest_group_s + _DRAIN_MARGIN_S,
     )
@@ -64,6 +67,7 @@ def build_engine_deployment(of: type, settings: Settings, replicas: ReplicaSetti
         "Engine",
         of,
         replicas,
+        rollout.engine.max_num_seqs,  # a longer queue holds new groups back
         AutoscalingPolicy(policy_function=count_wanted),
         gpus=gpus,
         graceful_shutdown_timeout_s=rollout.trajectory_timeout_s,
@@ -98,6 +102,7 @@ def _build_deployment(
     name: str,
     of: type,
     replicas: ReplicaSettings,
+    most: float = math.inf,
     policy: AutoscalingPolicy | None = None,
     gpus: int = 0,
     **options: Any,
@@ -106,7 +111,7 @@ def _build_deployment(
         options["autoscaling_config"] = AutoscalingConfig(
             min_replicas=replicas.min,
             max_replicas=replicas.max,
-            target_ongoing_requests=replicas.target_ongoing,
+            target_ongoing_requests=find_target(replicas, most),
             upscale_delay_s=replicas.upscale_delay_s,
             downscale_delay_s=replicas.downscale_delay_s,
             policy=policy or AutoscalingPolicy(),

@@ -18,7 +18,8 @@ from typing import IO, Any, TypeVar
 import psutil
 
 from forage_common.devices import count_cpus as count_machine_cpus
-from forage_common.ray_environment import extend_start_limit, ray_environment
+from forage_common.files.socket_folder import find_socket_folder
+from forage_common.ray_environment import FOLDER_PREFIX, LONGEST_SOCKET, extend_start_limit, ray_environment
 from forage_common.settings import ReplicaSettings, Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import waiting
@@ -35,7 +36,6 @@ from forage_rollout.deployments.relay import LogRelay
 
 log = get_logger()
 R = TypeVar("R", bound=ReplicaSettings)
-_PREFIX = "forage-ray-"
 _MAX_STARTS = 3
 _STOP_TIMEOUT_S = 5.0
 _ABANDON_TIMEOUT_S = 2.0
@@ -68,7 +68,7 @@ def lock_folder(folder: Path) -> IO[str]:
     Raises:
         BlockingIOError: a running process holds the lock.
     """
-    file = (folder / "lock").open("w")
+    file = (folder / "lock").open("w", encoding="utf-8")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -79,7 +79,7 @@ def lock_folder(folder: Path) -> IO[str]:
 
 def remove_abandoned(parent: Path) -> None:
     """Remove the folders of services that were killed together with their reapers."""
-    for folder in parent.glob(f"{_PREFIX}*"):
+    for folder in parent.glob(f"{FOLDER_PREFIX}*"):
         if not (folder / "lock").exists():
             continue  # being created right now
         try:
@@ -307,9 +307,9 @@ class LocalCluster(Cluster):
         super().__init__(limit_to_machine(settings, count_machine_cpus()))
         self._stopping = False
         self._vital: dict[str, psutil.Process] = {}  # name in messages → process
-        # Ray puts sockets into the folder, whose paths must stay below 108 bytes.
-        remove_abandoned(Path(tempfile.gettempdir()))
-        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        parent = find_socket_folder(LONGEST_SOCKET)
+        remove_abandoned(parent)
+        self._folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=parent))
         self._lock = lock_folder(self._folder)
         self._relay = LogRelay(self._folder)
         command = [sys.executable, "-I", "-S", reaper.__file__, str(self._folder)]

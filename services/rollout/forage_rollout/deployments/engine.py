@@ -65,12 +65,12 @@ class EngineDeployment:
         if shifts is not None:
             await shifts.wait_for_engines()
         with nullcontext() if shifts is None else shifts.starting():
-            self._engine = VllmEngine(settings)
+            self._engine = engine = VllmEngine(settings)
             self._openai = OpenAiRoutes(self._engine.llm, settings)
         self._follower = Follower(streams, self._engine, self._replica, shifts, settings.security.audit_file)
         await self._follower.catch_up()
         self._following = supervise(self._follower.follow(), "follow_policy")
-        self._server, self._door = await open_door(self._engine)
+        self._server, self._door = await open_door(self._engine, lambda: engine.stands_still)
 
     async def get_end_of_turn(self) -> str:
         return self._engine.end_of_turn

@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import ssl
+from collections.abc import Callable
 
 import ray
 from ray.serve.handle import DeploymentHandle
@@ -22,9 +23,14 @@ _CERT, _KEY, _CA = "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT
 _KEY_BYTES = 32
 
 
-async def open_door(engine: Engine) -> tuple[EngineServer, Door]:
-    """Serve an engine on its node's address, to those whom Ray tells the key: one of this replica alone."""
-    server = EngineServer(engine, secrets.token_bytes(_KEY_BYTES), make_ray_context(ssl.Purpose.CLIENT_AUTH))
+async def open_door(engine: Engine, stands_still: Callable[[], bool] = lambda: False) -> tuple[EngineServer, Door]:
+    """Serve an engine on its node's address, to those whom Ray tells the key: one of this replica alone.
+
+    Args:
+        stands_still: see `EngineServer`.
+    """
+    tls = make_ray_context(ssl.Purpose.CLIENT_AUTH)
+    server = EngineServer(engine, secrets.token_bytes(_KEY_BYTES), tls, stands_still)
     return server, Door(await server.listen(ray.util.get_node_ip_address()), server.key)
 
 

@@ -17,6 +17,7 @@ from forage_common.v1.trajectory_pb2 import Policy, Replica, Shift
 from forage_policies.announcement import PolicyError, describe_policy
 from forage_rollout.deployments.shifts import Shifts, is_same, name_shift
 from forage_rollout.engine.vllm_engine import VllmEngine
+from forage_rollout.redis_threads import call_in_thread
 from forage_rollout.weights.policy import is_newer
 
 log = get_logger()
@@ -107,8 +108,8 @@ class Follower:
                 if await self._is_trainers_shift():
                     await self._await_announcement(NEVER)
                     continue
-                await asyncio.to_thread(self._streams.declare_dtype, engine.dtype)
-                announced = await asyncio.to_thread(self._streams.read_policy)
+                await call_in_thread(self._streams.declare_dtype, engine.dtype)
+                announced = await call_in_thread(self._streams.read_policy)
                 if announced not in (None, engine.serving) and not engine.out_of_service:
                     if not await self._try(announced):
                         pause_s = RETRY_INTERVAL_S
@@ -140,7 +141,7 @@ class Follower:
                 if await self._is_trainers_shift():
                     seen[ANNOUNCED] = await self._await_announcement(seen[ANNOUNCED])
                     continue
-                announced = await asyncio.to_thread(self._streams.read_policy)
+                announced = await call_in_thread(self._streams.read_policy)
                 if announced is not None and announced != followed:
                     if announced != self._refused:
                         retry_at, retry_s = 0.0, RETRY_INTERVAL_S
@@ -156,7 +157,7 @@ class Follower:
                     await self._step_aside(announced)
                     stream, block_s = SERVED, max(0.01, min(WATCH_S, retry_at - time.monotonic()))
                 # wait: for a change, at most so long
-                seen[stream] = await asyncio.to_thread(self._streams.await_change, stream, seen[stream], block_s)
+                seen[stream] = await call_in_thread(self._streams.await_change, stream, seen[stream], block_s)
             except UnavailableError as error:
                 log.warning("waiting_for_redis", detail=str(error))
                 await asyncio.sleep(RETRY_INTERVAL_S)  # wait: the main process names Redis
@@ -181,14 +182,14 @@ class Follower:
         self._has_news.set()
         await self._engine.wake_weights()
         if not self._engine.drains:  # groups that must end first cannot while there is no cache
-            announced = await asyncio.to_thread(self._streams.read_policy)
+            announced = await call_in_thread(self._streams.read_policy)
             if announced not in (None, self._engine.serving):
                 await self._try(announced)
         await self._engine.wake_up()
 
     async def _await_announcement(self, seen: bytes) -> bytes:
         # wait: for the end of the trainer's shift, which has a time limit
-        return await asyncio.to_thread(self._streams.await_change, ANNOUNCED, seen, WATCH_S)
+        return await call_in_thread(self._streams.await_change, ANNOUNCED, seen, WATCH_S)
 
     def _is_replaced(self, announced: Policy) -> bool:
         """Whether `UpdateWeights` has loaded another policy since the announced one was refused."""
@@ -233,7 +234,7 @@ class Follower:
                 with suppress(UnavailableError):
                     if self._shifts is not None and await self._shifts.read_trainers() is not None:
                         loading.cancel()
-                    newest = await asyncio.to_thread(self._streams.read_policy)
+                    newest = await call_in_thread(self._streams.read_policy)
                     if may_give_way and newest not in (None, announced):
                         self._gave_way = loading.cancel()
             if loading.cancelled() and self._engine.serving != announced:
@@ -245,7 +246,7 @@ class Follower:
 
     async def _step_aside(self, refused: Policy) -> None:
         """Go out of service while another engine serves the refused policy; serve the old one while none does."""
-        replicas = await asyncio.to_thread(self._streams.read_replicas, LIVELY_S)
+        replicas = await call_in_thread(self._streams.read_replicas, LIVELY_S)
         others = [one for name, one in replicas.items() if name != self._name and not one.out_of_service]
         if any(one.serving == refused for one in others):
             if not self._engine.out_of_service:
@@ -274,11 +275,11 @@ class Follower:
                     await self._has_news.wait()  # wait: pause between two looks
 
     async def _say(self) -> None:
-        await asyncio.to_thread(self._streams.declare_dtype, self._engine.dtype)  # a server may have lost it
+        await call_in_thread(self._streams.declare_dtype, self._engine.dtype)  # a server may have lost it
         word = self.describe()  # only now: the engine may have loaded another policy while the server was away
         is_new = word.HasField("serving") and (self._said is None or word.serving != self._said.serving)
         with self._record("serve", word.serving) if is_new else nullcontext():
-            await asyncio.to_thread(self._streams.acknowledge_policy, self._name, word)
+            await call_in_thread(self._streams.acknowledge_policy, self._name, word)
         self._said = word
 
     def _record(self, operation: str, policy: Policy) -> AbstractContextManager[object]:

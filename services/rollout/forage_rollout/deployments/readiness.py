@@ -8,7 +8,6 @@ import ssl
 import grpc
 import httpx
 
-from forage_common.clients.calls import GRPC_RECONNECT
 from forage_common.clients.outgoing import UnboundedReplyError, bound_replies
 from forage_common.clients.reasons import describe_error
 from forage_common.clients.retriever import TOKEN_SETTING
@@ -74,7 +73,7 @@ async def _probe_redis(streams: StreamClient) -> str:
 
 def _open_client(settings: Settings) -> httpx.AsyncClient:
     verify = make_client_context(settings.tls)
-    return httpx.AsyncClient(timeout=_PROBE_TIMEOUT_S, verify=verify, **bound_replies(_MAX_REPLY_BYTES))
+    return httpx.AsyncClient(timeout=_PROBE_TIMEOUT_S, **bound_replies(_MAX_REPLY_BYTES, verify=verify))
 
 
 async def _probe_retriever(client: httpx.AsyncClient, settings: Settings) -> str:
@@ -100,7 +99,7 @@ async def _probe_retriever(client: httpx.AsyncClient, settings: Settings) -> str
 
 def _open_reward(settings: Settings) -> grpc.aio.Channel:
     tokens = open_token_file(settings.reward.auth_token_file, _REWARD_TOKEN)
-    return open_channel(settings.reward.grpc_address, settings.tls, GRPC_RECONNECT, tokens)
+    return open_channel(settings.reward.grpc_address, settings.tls, tokens=tokens)
 
 
 async def _probe_reward(channel: grpc.aio.Channel, settings: Settings) -> str:

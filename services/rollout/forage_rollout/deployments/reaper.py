@@ -27,7 +27,7 @@ def list_processes() -> dict[int, tuple[int, str]]:
     processes = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            fields = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         except OSError:
             continue  # ended meanwhile
         if fields[0] != "Z":

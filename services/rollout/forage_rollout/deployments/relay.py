@@ -43,4 +43,4 @@ def redirect_stderr() -> None:
     os.set_blocking(pipe, True)
     os.dup2(pipe, 2)
     os.close(pipe)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)

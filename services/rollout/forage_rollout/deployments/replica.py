@@ -17,6 +17,7 @@ from ray.serve._private import replica as serve_replica
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
+from forage_common.addresses import join_address, split_address
 from forage_common.telemetry.logs import configure_logs
 from forage_common.telemetry.stacks import write_stacks_on_signal
 from forage_rollout.deployments.relay import redirect_stderr
@@ -47,7 +48,7 @@ def _stay_on_loopback() -> None:
     open_port = serve_replica.add_port_to_grpc_server
 
     def open_on_node(server: Any, address: str) -> Any:
-        return open_port(server, f"{host}:{address.rpartition(':')[2]}")
+        return open_port(server, join_address(host, split_address(address)[1]))
 
     serve_replica.add_port_to_grpc_server = open_on_node
 

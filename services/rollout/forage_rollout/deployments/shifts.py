@@ -21,6 +21,7 @@ from forage_common.streams.client import ANNOUNCED, NEVER, StreamClient
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import waiting
 from forage_common.v1.trajectory_pb2 import Replica, Shift
+from forage_rollout.redis_threads import call_in_thread
 
 log = get_logger()
 LEASE_S = 60.0
@@ -50,7 +51,7 @@ class Shifts:
             UnavailableError: Redis is unavailable: an engine that sleeps goes on sleeping.
         """
         try:
-            shift = await asyncio.to_thread(self._streams.read_shift)
+            shift = await call_in_thread(self._streams.read_shift)
         except UnavailableError:
             self._seen_at = time.monotonic()  # its signs of life cannot be seen either
             raise
@@ -65,7 +66,7 @@ class Shifts:
             self._seen, self._seen_at = shift, now
         elif now - self._seen_at > LEASE_S:
             ended = Shift(epoch=shift.epoch, number=shift.number + 1)
-            if await asyncio.to_thread(self._streams.replace_shift, shift, ended):
+            if await call_in_thread(self._streams.replace_shift, shift, ended):
                 log.warning("trainer_is_silent", silent_s=LEASE_S, epoch=shift.epoch, shift=shift.number)
                 return None
         return shift
@@ -84,7 +85,7 @@ class Shifts:
                     if not is_same(shift, said.asleep):
                         said = Replica(out_of_service=True, asleep=name_shift(shift))
                         continue
-                    seen = await asyncio.to_thread(self._streams.await_change, ANNOUNCED, seen, LOOK_S)
+                    seen = await call_in_thread(self._streams.await_change, ANNOUNCED, seen, LOOK_S)
                 except UnavailableError as error:
                     log.warning("waiting_for_redis", detail=str(error))
                     await asyncio.sleep(RETRY_INTERVAL_S)
@@ -109,7 +110,7 @@ class Shifts:
                 return
 
     async def _say(self, word: Replica) -> None:
-        await asyncio.to_thread(self._streams.acknowledge_policy, self._name, word)
+        await call_in_thread(self._streams.acknowledge_policy, self._name, word)
 
 
 def name_shift(shift: Shift) -> Shift:

@@ -15,10 +15,8 @@ def render_chat(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]
     Raises:
         ValueError: the chat template rejects the messages.
     """
-    from jinja2 import TemplateError
-
     try:
         ids = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
-    except TemplateError as error:
-        raise ValueError(str(error)) from None
+    except Exception as error:  # noqa: BLE001 - a template is a program, which may raise anything
+        raise ValueError(" ".join(str(error).split())) from None
     return [int(token) for token in ids]

@@ -11,10 +11,12 @@ import httpx
 
 from forage_common.clients.calls import MalformedReplyError, RefusedError, call
 from forage_common.clients.circuit import Circuit
+from forage_common.clients.concurrency import Slots
 from forage_common.clients.outgoing import bound_replies
 from forage_common.errors import SettingsError, UnavailableError
 from forage_common.security.tokens import HEADER, TokenFile
 from forage_common.settings import EngineSettings
+from forage_common.telemetry.waits import waiting
 from forage_rollout.engine.openai import PATHS, ResponseHead
 from forage_rollout.loop.tokens import FileTokenizer
 
@@ -52,10 +54,10 @@ class Endpoint:
         self._token = None if file is None else TokenFile(file, "rollout.engine.endpoint_token_file")
         self._settings = settings
         self._circuit = Circuit("endpoint", settings.endpoint)
+        self._slots = Slots("endpoint", settings.max_num_seqs)
         self._http = httpx.AsyncClient(
             base_url=settings.endpoint,
             timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),  # `call` sets the deadline
-            limits=httpx.Limits(max_connections=settings.max_num_seqs, max_keepalive_connections=settings.max_num_seqs),
             **bound_replies(),
         )
         self._card: dict[str, Any] = {}
@@ -109,13 +111,17 @@ class Endpoint:
         assert PATHS[path] == method
         headers = {"content-type": "application/json"} | self._build_headers()
         try:
-            async with self._http.stream(method, path.removeprefix(_PREFIX), content=body, headers=headers) as reply:
-                yield (
-                    reply.status_code,
-                    [(name, reply.headers[name]) for name in _FORWARDED_HEADERS if name in reply.headers],
-                )
-                async for part in reply.aiter_bytes():
-                    yield part
+            with waiting("answers", on="endpoint", limit_s=None, why_unlimited="its caller may leave") as wait:
+                async with (
+                    self._slots.take(wait),
+                    self._http.stream(method, path.removeprefix(_PREFIX), content=body, headers=headers) as reply,
+                ):
+                    yield (
+                        reply.status_code,
+                        [(name, reply.headers[name]) for name in _FORWARDED_HEADERS if name in reply.headers],
+                    )
+                    async for part in reply.aiter_bytes():
+                        yield part
         except httpx.TransportError as error:
             raise UnavailableError(f"the endpoint at {self._circuit.address} cannot be reached ({error!r})") from None
 
@@ -174,12 +180,12 @@ class Endpoint:
     async def _request_json(
         self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float
     ) -> dict[str, Any]:
-        async def attempt() -> httpx.Response:
+        async def attempt(_: float) -> httpx.Response:
             response = await self._http.request(method, path, json=body, headers=self._build_headers())
             return response.raise_for_status()
 
         try:
-            reply = (await call(self._circuit, attempt, timeout_s)).json()
+            reply = (await call(self._circuit, attempt, timeout_s, self._slots)).json()
         except (httpx.DecodingError, ValueError, RecursionError) as error:
             raise self._build_malformed(repr(error)) from None
         if not isinstance(reply, dict):

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
 from forage_common.v1.trajectory_pb2 import Policy
+from forage_rollout.engine.scheduler_watch import SchedulerWatch
 from forage_rollout.weights.policy import format_label
 
 
@@ -19,6 +20,7 @@ class GenerationPause:
 
     Args:
         llm: vLLM's AsyncLLM.
+        watch: learns when the cache is cleared.
 
     Attributes:
         is_paused: generation was paused and not resumed.
@@ -27,8 +29,9 @@ class GenerationPause:
         has_weights: set while the weights have memory.
     """
 
-    def __init__(self, llm: Any) -> None:
+    def __init__(self, llm: Any, watch: SchedulerWatch) -> None:
         self._llm = llm
+        self._watch = watch
         # vLLM has a single pause: a pause, a resume and an update must not interleave, or one would end the other's.
         self._lock = asyncio.Lock()
         self._drained = AsyncExitStack()
@@ -54,7 +57,8 @@ class GenerationPause:
             self.has_weights.clear()
             self._is_awake.clear()
             # Level 1 keeps the weights in the host's memory: an engine that then cannot load a policy has the old one.
-            await self._llm.sleep(level=1, mode="keep")  # wait: the caller has a time limit
+            with self._watch.clearing():
+                await self._llm.sleep(level=1, mode="keep")  # wait: the caller has a time limit
 
     async def wake_weights(self) -> None:
         """Take the memory of the weights again, so that a policy can be put in place while there is no cache yet."""
@@ -126,12 +130,13 @@ class GenerationPause:
                 # are kept ("keep"): they compute theirs again and go on under the new policy.
                 await self._llm.renderer.clear_mm_cache_async()
                 # Sent at once, because each answer takes as long as the work: the core takes them in this order.
-                await asyncio.gather(
-                    core.pause_scheduler_async(mode="keep", clear_cache=True),
-                    self._llm.collective_rpc("put_policy", args=(number,)),
-                    # From here on vLLM marks sampled tokens with this label: it becomes the trajectory's segments.
-                    self._llm.update_weight_version(format_label(policy)),
-                )
+                with self._watch.clearing():
+                    await asyncio.gather(
+                        core.pause_scheduler_async(mode="keep", clear_cache=True),
+                        self._llm.collective_rpc("put_policy", args=(number,)),
+                        # From here on vLLM marks sampled tokens with this label: it becomes the trajectory's segments.
+                        self._llm.update_weight_version(format_label(policy)),
+                    )
                 if not (self.is_paused or self.is_asleep):
                     await self._llm.resume_generation()
                 return begin - asked, time.perf_counter() - begin

@@ -29,14 +29,10 @@ from forage_rollout.engine.stops import StopTexts
 from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.weights.adapter import Adapter, Adapters, verify_adapter
 from forage_rollout.weights.holding import hold_policy, open_cache
-from forage_rollout.weights.policy import EngineLostError, NotServingError, is_newer, parse_label
+from forage_rollout.weights.policy import EngineHangsError, EngineLostError, NotServingError, is_newer, parse_label
 from forage_rollout.weights.validation import verify_tensors
 
 log = get_logger()
-
-
-class EngineHangsError(RuntimeError):
-    """The engine has sampled nothing for too long although requests are running."""
 
 
 class VllmEngine:
@@ -62,19 +58,18 @@ class VllmEngine:
         self._expected = read_headers(model / name for name in list_weight_files(model))
         self._shapes = {name: info.shape for name, info in self._expected.items()}
         self._cache = open_cache(settings)
-        arguments = build_arguments(settings, bool(current_platform.is_cpu()))
+        arguments = AsyncEngineArgs(**build_arguments(settings, bool(current_platform.is_cpu())))
         self._scheduler = SchedulerWatch()
-        loggers = [self._scheduler.build_logger_class()]
-        self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=loggers)
+        self._llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[self._scheduler.build_logger_class()])
+        self._scheduler.watch_outputs(self._llm.output_processor)
         self._tokenizer = self._llm.get_tokenizer()
         self._stops = StopTexts(self._tokenizer.get_vocab())
         self._request_ids = itertools.count()
         self._max_lora_rank = engine.max_lora_rank
         self._adapters = Adapters(self._llm)
         self._hang_timeout_s = engine.hang_timeout_s
-        is_draining = weights.update == "drain"
-        self._leases = Leases(settings.rollout.trajectory_timeout_s) if is_draining else None
-        self._pause = GenerationPause(self._llm)
+        self._leases = Leases(settings.rollout.trajectory_timeout_s) if weights.update == "drain" else None
+        self._pause = GenerationPause(self._llm, self._scheduler)
         self._stager = Stager(self._llm)
         self._loading = asyncio.Lock()
         self._sampled_tokens = 0
@@ -221,10 +216,8 @@ class VllmEngine:
             await self._pause.has_weights.wait()  # wait: for the end of a sleep, which has a time limit
             try:
                 self._check_policy(policy, allow_older)
-                if policy.adapter:
-                    seconds = await self._load_adapter(policy)
-                else:
-                    seconds = await self._load_whole(policy)
+                load = self._load_adapter if policy.adapter else self._load_whole
+                seconds = await load(policy)
             except Exception:
                 self._meter.counts.policy_failures += 1
                 raise
@@ -360,6 +353,12 @@ class VllmEngine:
     def has_died(self) -> bool:
         """Whether the engine's process has ended, or is of no use any more."""
         return bool(self._llm.errored)
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether it has work and does none, as where its process is stopped; to be asked every second or so."""
+        is_busy = self._llm.output_processor.request_states and not self._pause.is_intended
+        return self._scheduler.stands_still(bool(is_busy))
 
     async def check_health(self) -> None:
         """Raise when the engine has died."""

@@ -25,6 +25,7 @@ import struct
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 from forage_common.clients.calls import MalformedReplyError, RefusedError
@@ -111,7 +112,7 @@ def read_action(value: Any) -> Action:
 
 
 def pack_budget(budget: Budget) -> list[int]:
-    return [budget.max_tokens, budget.min_tokens]
+    return [index(budget.max_tokens), index(budget.min_tokens)]  # whole numbers of NumPy, too
 
 
 def read_budget(value: Any) -> Budget:

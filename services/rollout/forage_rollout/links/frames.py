@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from forage_rollout.loop.generation import Generation, Request
 
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<IBxxxI")
 _REQUEST = struct.Struct("<ddqqiIIIII")
 _GENERATION = struct.Struct("<?xxxII")
@@ -46,6 +46,10 @@ class Kind(IntEnum):
     """The kind of an error, see `failures`, and its sentence."""
     LEAVING = 11
     """Server: this replica ends; send it nothing more."""
+    PING = 12
+    """Client: asks for a sign of life."""
+    PONG = 13
+    """Server: its event loop runs; a byte that says whether its engine stands still."""
 
 
 class FrameError(Exception):

@@ -6,9 +6,11 @@ import asyncio
 import itertools
 import json
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from forage_common.addresses import split_address
+from forage_common.telemetry.logs import get_logger
 from forage_rollout.links.connection import NONCE_BYTES, FrameConnection, draw_nonce, is_proof, prove
 from forage_rollout.links.failures import LinkLostError, unpack_failure
 from forage_rollout.links.frames import (
@@ -22,6 +24,11 @@ from forage_rollout.links.frames import (
 from forage_rollout.links.server import LOAD
 from forage_rollout.loop.generation import Generation, Request
 
+log = get_logger()
+PING_S = 1.0
+MOST_SILENT = 8
+"""Signs of life in a row that may be missing. They are counted, and no time is measured: where this process stood still
+itself, it reads what has come meanwhile before it counts."""
 _CONNECT_TIMEOUT_S = 10.0
 _NUMBERS = 2**32
 
@@ -38,7 +45,8 @@ class EngineLink(FrameConnection):
     """One connection, from `connect` until `ended`.
 
     Attributes:
-        others: requests in progress at the replica for other agents, as of its last reply.
+        others: requests in progress at the replica for other agents, as of its last reply or sign of life.
+        stands_still: its engine has work and does none, as of its last sign of life.
         is_leaving: the replica has said that it ends.
         ended: set when the connection has ended, whoever ended it.
     """
@@ -52,6 +60,8 @@ class EngineLink(FrameConnection):
         self._numbers = itertools.count(1)
         self._welcome: asyncio.Future[None] = self._loop.create_future()
         self.others = 0
+        self.stands_still = False
+        self._is_heard = False
         self.is_leaving = False
         self._is_retired = False
         self.ended = asyncio.Event()
@@ -83,6 +93,24 @@ class EngineLink(FrameConnection):
     def in_progress(self) -> int:
         """Requests of this agent without a reply."""
         return len(self._waiting)
+
+    async def watch(self) -> None:
+        """Ask for signs of life until the connection has ended, and end it where none comes.
+
+        A process that is stopped, or whose event loop hangs, keeps its connections: the kernel answers for it.
+        """
+        silent = 0
+        while not self.ended.is_set():
+            self._is_heard = False
+            self.send(Kind.PING, self._next_number())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PING_S):
+                    await self.ended.wait()  # wait: pause between two signs of life
+            silent = 0 if self._is_heard else silent + 1
+            if silent == MOST_SILENT and not self.ended.is_set():
+                log.warning("engine_is_silent", address=self._door.address, silent_s=silent * PING_S)
+                self.abort()
+                await self.ended.wait()  # wait: for the next turn of the event loop
 
     async def generate(self, request: Request) -> Generation:
         """Have the replica generate; a caller that is cancelled ends the sampling, too.
@@ -127,11 +155,19 @@ class EngineLink(FrameConnection):
     def _next_number(self) -> int:
         return next(self._numbers) % _NUMBERS
 
+    def data_received(self, data: bytes) -> None:
+        self._is_heard = True
+        super().data_received(data)
+
     def take(self, kind: int, number: int, body: bytes) -> None:
         if not self._welcome.done():
             self._introduce(kind, number, body)
         elif kind == Kind.LEAVING:
             self.is_leaving = True
+        elif kind == Kind.PONG and len(body) == LOAD.size + 1:
+            (load,) = LOAD.unpack_from(body)
+            self.others = max(0, load - len(self._waiting))
+            self.stands_still = bool(body[LOAD.size])
         elif kind in (Kind.GENERATED, Kind.RENDERED, Kind.FAILED) and len(body) >= LOAD.size:
             (load,) = LOAD.unpack_from(body)
             reply = self._waiting.pop(number, None)  # None: it was given up meanwhile

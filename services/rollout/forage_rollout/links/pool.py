@@ -57,7 +57,8 @@ class EnginePool:
     """`loop.generation.Engine` over the replicas of `set_replicas`. For one event loop.
 
     Args:
-        releases: whether engines need to know that an affinity gets no more requests.
+        releases: whether engines need to know that an affinity gets no more requests. One with a lease on a policy
+            stays where it has it, whatever the load, for as long as that replica may be asked.
         tls: what connections speak; None: plain text.
     """
 
@@ -65,6 +66,7 @@ class EnginePool:
         self._releases = releases
         self._tls = tls
         self._replicas: dict[str, _Replica] = {}
+        self._homes: dict[str, str] = {}  # affinity → the replica where it has a lease
         self._changed = asyncio.Event()
         self._counts = PoolCounts()
 
@@ -120,6 +122,7 @@ class EnginePool:
 
         A replica that cannot be reached, or does not hear it, ends the lease with its time limit.
         """
+        self._homes.pop(affinity, None)
         if self._releases:
             for replica in self._replicas.values():
                 if replica.link is not None:
@@ -157,16 +160,23 @@ class EnginePool:
         while True:
             now = time.monotonic()
             loads: dict[str, int] = {}
+            standing: dict[str, int] = {}  # loads of those that stand still: asked where there is no other one
             avoided_until = now + _LOOK_S
             for name, replica in self._replicas.items():
                 if (load := replica.load) is None:
                     continue
                 if replica.avoided_until > now:
                     avoided_until = min(avoided_until, replica.avoided_until)
+                elif replica.stands_still:
+                    standing[name] = load
                 else:
                     loads[name] = load
-            if loads:
-                replica = self._replicas[order_replicas(affinity, loads)[0]]
+            if loads := loads or standing:
+                if (home := self._homes.get(affinity)) not in loads:
+                    home = order_replicas(affinity, loads)[0]
+                if self._releases and affinity:
+                    self._homes[affinity] = home
+                replica = self._replicas[home]
                 assert replica.link is not None
                 return replica, replica.link
             self._changed.clear()
@@ -209,6 +219,11 @@ class _Replica:
         return self.link is not None and self.link.is_open
 
     @property
+    def stands_still(self) -> bool:
+        """Whether its engine has work and does none."""
+        return self.link is not None and self.link.stands_still
+
+    @property
     def load(self) -> int | None:
         """Requests in progress there; None where none may be sent."""
         link = self.link
@@ -220,9 +235,10 @@ class _Replica:
 
     def retire(self) -> None:
         """Connect no more; the connection ends with the last request on it."""
-        self._keeping.cancel()
         if self.link is not None:
-            self.link.end_when_idle()
+            self.link.end_when_idle()  # and is watched until then
+        else:
+            self._keeping.cancel()
 
     def close(self) -> None:
         """End the connection now."""
@@ -245,7 +261,7 @@ class _Replica:
             self.tried.set()
             self._notify()
             made_at = time.monotonic()
-            await link.ended.wait()  # wait: the life of the connection
+            await link.watch()
             self.link = None
             if link.is_leaving:
                 return

@@ -6,9 +6,10 @@ import asyncio
 import json
 import ssl
 import struct
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
+from forage_common.addresses import join_address, listen
 from forage_common.security.refusals import Refusal, record_refusal
 from forage_common.telemetry.logs import get_logger
 from forage_rollout.links.connection import NONCE_BYTES, FrameConnection, draw_nonce, is_proof, prove
@@ -26,7 +27,7 @@ from forage_rollout.weights.policy import NotServingError
 
 log = get_logger()
 LOAD = struct.Struct("<I")
-"""Before each reply: requests in progress at this replica, from all agents."""
+"""Before each reply and sign of life: requests in progress at this replica, from all agents."""
 WIRE = "rollout/engine-link"
 MAX_REQUESTS = 4096
 """In progress at a replica; more are refused, and go elsewhere or wait at their agents."""
@@ -41,11 +42,19 @@ class EngineServer:
     Args:
         key: what agents must know; it is never sent.
         tls: None: plain text.
+        stands_still: whether the engine has work and does none, as one whose process is stopped.
     """
 
-    def __init__(self, engine: Engine, key: bytes, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        key: bytes,
+        tls: ssl.SSLContext | None = None,
+        stands_still: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.engine = engine
         self.key = key
+        self.stands_still = stands_still
         self.in_progress = 0
         self.is_leaving = False
         self.strangers: set[_AgentConnection] = set()
@@ -58,9 +67,9 @@ class EngineServer:
         """Listen from now on; returns the address. Port 0: any that is free."""
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(
-            lambda: _AgentConnection(self), host, port, ssl=self._tls, backlog=_BACKLOG
+            lambda: _AgentConnection(self), sock=listen(join_address(host, port)), ssl=self._tls, backlog=_BACKLOG
         )
-        return f"{host}:{self._listener.sockets[0].getsockname()[1]}"
+        return join_address(host, self._listener.sockets[0].getsockname()[1])
 
     async def leave(self, limit_s: float) -> int:
         """Tell agents to send nothing more, and let requests in progress end; returns how many did not in time."""
@@ -132,6 +141,8 @@ class _AgentConnection(FrameConnection):
                 task.cancel()
         elif kind == Kind.RENDER:
             self._start(number, self._render(number, body))
+        elif kind == Kind.PING:
+            self._send_with_load(Kind.PONG, number, bytes([self._server.stands_still()]))
         elif kind == Kind.RELEASE:
             self._start(number, self._server.engine.release(body.decode(errors="replace")))
         else:
@@ -202,4 +213,7 @@ class _AgentConnection(FrameConnection):
 
     def _reply(self, kind: Kind, number: int, body: bytes) -> None:
         self._count_end(number)
+        self._send_with_load(kind, number, body)
+
+    def _send_with_load(self, kind: Kind, number: int, body: bytes) -> None:
         self.send(kind, number, LOAD.pack(self._server.in_progress) + body)

@@ -1,4 +1,4 @@
-"""Token ids of observations, in which what was retrieved is only text.
+"""Token ids of observations, in which what was retrieved is only text; messages of a chat, which are only text too.
 
 Escaping works on characters, but the policy reads tokens, and a tokenizer may normalise between the two: NFKC makes
 `<answer>` of its full-width form. So the ids are checked, and a text that still made a tag or a control token is
@@ -11,7 +11,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 
-from forage_common.text.observation import escape_tags, find_reserved_tags
+from forage_common.text.observation import escape_controls, escape_tags, find_reserved_tags
 from forage_rollout.loop.tokens import FileTokenizer
 
 
@@ -34,6 +34,20 @@ def encode_observation(
     # A word is a control token in this vocabulary, in a form that no escaping finds.
     ids = [token for token in codec.encode(inside) if token not in codec.special_ids]
     return text, [*codec.encode(opening), *ids, *codec.encode(closing)]
+
+
+def escape_message(codec: FileTokenizer, text: str) -> str:
+    """Return a text of a chat without control tokens: those that end its turns are the template's alone.
+
+    Tags stay, since the instruction of a question names them.
+    """
+    for simplify in (str, _unify_forms, _keep_words):
+        shown = escape_controls(simplify(text), codec.special_tokens)
+        if codec.special_ids.isdisjoint(codec.encode(shown)):
+            return shown
+    while not codec.special_ids.isdisjoint(ids := codec.encode(shown)):  # without a word, others may meet and form it
+        shown = codec.decode([token for token in ids if token not in codec.special_ids])
+    return shown
 
 
 def _has_other_controls(codec: FileTokenizer, ids: Sequence[int], frame: tuple[str, str]) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from tokenizers import Tokenizer
 
@@ -19,12 +19,15 @@ class FileTokenizer:
         file = folder / "tokenizer.json"
         try:
             self._tokenizer = Tokenizer.from_file(str(file))
-            added = json.loads(file.read_text())["added_tokens"]
+            content = json.loads(file.read_text(encoding="utf-8"))
+            added, unknown = content["added_tokens"], _find_unknown_token(content["model"])
         except Exception as error:  # noqa: BLE001 - the library raises bare Exception on any malformed file
             raise DataError(f"{file} is not a tokenizer ({error}): give a complete Hugging Face folder") from None
         self._max_token_chars = max(map(len, self.vocabulary), default=1)
         self._special = tuple(token["content"] for token in added if token["special"])
-        self._special_ids = frozenset(int(token["id"]) for token in added if token["special"])
+        self._special_ids = frozenset(
+            int(token["id"]) for token in added if token["special"] and token["content"] != unknown
+        )
 
     @property
     def vocabulary(self) -> dict[str, int]:
@@ -38,7 +41,7 @@ class FileTokenizer:
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Ids of `special_tokens`."""
+        """Ids of `special_tokens`, without that of an unknown character, which commands nothing."""
         return self._special_ids
 
     @property
@@ -58,3 +61,10 @@ class FileTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the tokens, with control tokens."""
         return cast(str, self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+
+def _find_unknown_token(model: Mapping[str, Any]) -> str | None:
+    """What a tokenizer's model makes of characters that it does not know, if it names that."""
+    if model.get("unk_id") is not None:  # of Unigram, whose vocabulary is a list of texts and scores
+        return str(model["vocab"][model["unk_id"]][0])
+    return model.get("unk_token")

@@ -58,7 +58,7 @@ def verify_adapter(policy: Policy, files: list[Path], expected: Shapes, max_rank
         raise PolicyError(f"{name} lists {sorted(f.name for f in files)}: expected {CONFIG} and {WEIGHTS}")
     folder = files[0].parent
     try:
-        config = json.loads((folder / CONFIG).read_text())
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         rank, alpha = int(config["r"]), float(config["lora_alpha"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PolicyError(f"{name} has no usable {CONFIG} ({error!r})") from None

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from forage_common.addresses import split_address
+from forage_common.addresses import join_address, split_address
 from forage_common.errors import UserError
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import waiting
@@ -110,9 +110,11 @@ class DirectReceiver:
             with contextlib.suppress(OSError, UserError, RuntimeError):
                 with socket.create_connection(trainer, _CONNECT_S) as probe:
                     own = probe.getsockname()[0]
-                self._sender = DirectSender(f"{own}:0", stall_s=self._stall_s, most=self._most, is_patched=True)
+                self._sender = DirectSender(
+                    join_address(own, 0), stall_s=self._stall_s, most=self._most, is_patched=True
+                )
                 atexit.register(self._sender.close)  # its threads must not be in torch when the interpreter ends
-        return "" if self._sender is None else f"{self._sender.host}:{self._sender.port}"
+        return "" if self._sender is None else join_address(self._sender.host, self._sender.port)
 
     def _is_avoided(self, address: tuple[str, int]) -> bool:
         self._left_behind = [one for one in self._left_behind if one.is_alive()]

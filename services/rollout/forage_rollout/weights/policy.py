@@ -16,6 +16,10 @@ class EngineLostError(NotServingError):
     """This engine died while it generated: what it had sampled is lost."""
 
 
+class EngineHangsError(RuntimeError):
+    """The engine has sampled nothing for too long although requests are running."""
+
+
 def is_newer(candidate: Policy, serving: Policy | None) -> bool:
     """Whether the candidate replaces the served policy without being announced.
 

@@ -83,7 +83,7 @@ class Checkpoints:
         self._folder = folder
         self._keep = keep
         self._parameters = parameters
-        self._world_size = world_size
+        self.world_size = world_size
         self._free_bytes = free_bytes
         self._listing_timeout_s = listing_timeout_s
         self._pause = pause
@@ -147,7 +147,7 @@ class Checkpoints:
             state.mkdir()
             write(state)
             states = {name: part.state_dict() for name, part in (parts or {}).items()}
-            manifest = Manifest(step, epoch, data, consumed, metrics, {}, self._world_size, states)
+            manifest = Manifest(step, epoch, data, consumed, metrics, {}, self.world_size, states)
             self._writing = self._threads.submit(self._complete, staged.pop_all(), folder, manifest)
 
     def settle(self, wait: bool, unscored: Collection[int] = ()) -> Path | None:
@@ -200,7 +200,7 @@ class Checkpoints:
     def _await_shards(self, state: Path) -> None:
         """Wait until every file that rank 0 wrote is visible from each other rank too, and then for their digests."""
         own = list(state.rglob("*_rank_0.*"))
-        others = range(1, self._world_size)
+        others = range(1, self.world_size)
         expected = [path.with_stem(f"{path.stem.removesuffix('0')}{rank}") for path in own for rank in others]
         deadline = time.monotonic() + self._listing_timeout_s
         with waiting("files of other ranks", on="the volume of run.dir", limit_s=self._listing_timeout_s):
@@ -208,11 +208,11 @@ class Checkpoints:
                 if time.monotonic() > deadline:
                     names = ", ".join(sorted(str(path.relative_to(state)) for path in missing)[:4])
                     raise UserError(
-                        f"{len(missing)} of {len(own) * self._world_size} files of a checkpoint do not appear in "
+                        f"{len(missing)} of {len(own) * self.world_size} files of a checkpoint do not appear in "
                         f"{state} ({names}): run.dir must be on a volume that all nodes of the trainer share"
                     )
                 self._pause(0.5)
-        described = [state / f"{RANK_DIGESTS}{rank}.json" for rank in range(1, self._world_size)]
+        described = [state / f"{RANK_DIGESTS}{rank}.json" for rank in range(1, self.world_size)]
         with waiting("digests of other ranks", on="the other ranks", limit_s=self._listing_timeout_s):
             while own and time.monotonic() < deadline and not all(file.is_file() for file in described):
                 self._pause(0.1)  # wait: those that do not come are computed here
@@ -220,7 +220,7 @@ class Checkpoints:
     def best_step(self) -> int | None:
         """The step that the file `best` names; None without the file or its checkpoint."""
         try:
-            step = int((self._folder / BEST).read_text().strip().removeprefix("step_"))
+            step = int((self._folder / BEST).read_text(encoding="utf-8").strip().removeprefix("step_"))
         except (OSError, ValueError):
             return None
         return step if self._path(step).is_dir() else None
@@ -251,10 +251,13 @@ class Checkpoints:
         kept = self.list_steps()[: self._keep]
         return kept[-1] if len(kept) > 1 else 0
 
-    def find_newest(self) -> tuple[Path, Manifest] | None:
+    def find_newest(self, verify: bool = True) -> tuple[Path, Manifest] | None:
         """Find the newest undamaged checkpoint: (state folder, manifest), or None.
 
         The file `latest` is not read: a process can die between the rename of a checkpoint and the update of `latest`.
+
+        Args:
+            verify: as of `read_checkpoint`.
 
         Raises:
             UserError: one is not signed as it must be. It is not skipped: no damage of a disk makes such a checkpoint,
@@ -264,7 +267,7 @@ class Checkpoints:
             state = self._path(step) / STATE
             try:
                 self._seen = {state: stamp_files(state)}  # before the digests: what is written meanwhile differs
-                return state, read_checkpoint(self._path(step), self._signatures)
+                return state, read_checkpoint(self._path(step), self._signatures, verify)
             except SignatureError as error:
                 raise UserError(
                     f"{error}: if you trust it, resume once with security.require_signed=false; else remove its folder"

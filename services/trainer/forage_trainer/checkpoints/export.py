@@ -33,7 +33,7 @@ def find_checkpoint(source: Path, best: bool) -> Path:
     folder = source / "checkpoints"
     if best:
         try:
-            return folder / _check_name((folder / BEST).read_text().strip())
+            return folder / _check_name((folder / BEST).read_text(encoding="utf-8").strip())
         except (OSError, ValueError):
             raise DataError(
                 f"{folder} names no best checkpoint: a validation names one, see trainer.test_freq"
@@ -70,7 +70,7 @@ def export_policy(
         raise DataError(f"{error}: take another") from None
     state = checkpoint / STATE
     source = state / "huggingface"
-    tied = bool(json.loads((source / "config.json").read_text()).get("tie_word_embeddings", False))
+    tied = bool(json.loads((source / "config.json").read_text(encoding="utf-8")).get("tie_word_embeddings", False))
     weights = {
         name: tensor.to(dtype).contiguous()
         for name, tensor in read_weights(state, manifest.world_size).items()
@@ -116,7 +116,7 @@ def _merge_parts(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
 def _merge_lora(weights: Mapping[str, torch.Tensor], meta: Path) -> dict[str, torch.Tensor]:
     """Compute W + alpha / r * B A, under the names of the model without an adapter."""
     try:
-        adapter = json.loads(meta.read_text())
+        adapter = json.loads(meta.read_text(encoding="utf-8"))
         scaling = adapter["lora_alpha"] / adapter["r"]
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         raise DataError(f"{meta} cannot be read ({error!r}): it must hold r and lora_alpha of the adapter") from None

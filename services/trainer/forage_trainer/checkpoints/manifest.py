@@ -133,11 +133,12 @@ def parse_step(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step_"))
 
 
-def read_checkpoint(folder: Path, signatures: RunSignatures | None = None) -> Manifest:
+def read_checkpoint(folder: Path, signatures: RunSignatures | None = None, verify: bool = True) -> Manifest:
     """Read the manifest of a checkpoint, after verifying the digest of each of its files.
 
     Args:
         signatures: verify the manifest's signature; a checkpoint that is signed has no files but its own.
+        verify: read the files, which takes minutes for a large model; without it a damaged one is not found.
 
     Raises:
         SignatureError: it is not signed as it must be.
@@ -153,7 +154,7 @@ def read_checkpoint(folder: Path, signatures: RunSignatures | None = None) -> Ma
                 str(path.relative_to(state)) for path in state.rglob("*") if not path.is_dir() or path.is_symlink()
             }
             added = sorted(there - manifest.files.keys())
-        altered = find_altered(folder / STATE, manifest.files)
+        altered = find_altered(folder / STATE, manifest.files) if verify else []
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{folder} is no complete checkpoint ({error!r}): take another") from None
     if altered or added:
@@ -176,7 +177,7 @@ def sign_checkpoint(folder: Path, manifest: Manifest, signatures: RunSignatures)
     """Sign the manifest that lies in a folder; nothing happens without a key."""
     if signatures.signs:
         content = _describe(manifest, (folder / MANIFEST).read_bytes())
-        (folder / SIGNATURE).write_text(signatures.sign(Purpose.CHECKPOINT, content) + "\n")
+        (folder / SIGNATURE).write_text(signatures.sign(Purpose.CHECKPOINT, content) + "\n", encoding="utf-8")
 
 
 def _verify_signature(folder: Path, manifest: Manifest, text: bytes, signatures: RunSignatures) -> str:

@@ -47,7 +47,9 @@ class Rollbacks:
         self._path = folder / "rollbacks.json"
         self._limit = limit
         try:
-            self._entries: list[dict[str, Any]] = json.loads(self._path.read_text()) if self._path.exists() else []
+            self._entries: list[dict[str, Any]] = (
+                json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else []
+            )
             self._skipped = {int(entry["step"]) for entry in self._entries}
             self._places: PlacesOfSteps = {
                 int(entry["step"]): [(int(batch), int(position)) for batch, position in entry.get("places", ())]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from forage_common.errors import DiskFullError, UserError
 from forage_common.security.audit import record_act
+from forage_common.security.signatures import RunSignatures
 from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.logs import get_logger
@@ -14,6 +15,7 @@ from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.kept_groups import KeptGroups
 from forage_trainer.checkpoints.manifest import Manifest
 from forage_trainer.data.places import PLACES, PlacesOfSteps, Settled, place_of
+from forage_trainer.reporting.settings_file import write_settings
 from forage_trainer.waiting import DiskRetry, RedisRetry
 
 
@@ -45,6 +47,21 @@ def await_space(checkpoints: Checkpoints, has_begun: bool, disk: DiskRetry) -> N
         disk(checkpoints.require_space)
 
 
+def require_resumable(settings: Settings, streams: StreamClient, retry: RedisRetry, world_size: int) -> None:
+    """Check that `take_over` will find where to begin, before anything of the run is changed or a GPU is taken.
+
+    Files of checkpoints are not read, which takes minutes: `take_over` reads them.
+
+    Raises:
+        UserError: as `find_start`.
+    """
+    folder, keep = settings.run.folder / "checkpoints", settings.trainer.max_ckpt_to_keep
+    signatures = RunSignatures(settings.security, settings.run.id)
+    checkpoints = Checkpoints(folder, keep, 0, world_size, signatures=signatures)
+    acknowledged = max(retry(streams.read_ledger), default=0)
+    find_start(settings, checkpoints, KeptGroups(folder / "groups"), acknowledged, verify=False)
+
+
 def take_over(
     settings: Settings,
     checkpoints: Checkpoints,
@@ -54,6 +71,8 @@ def take_over(
     floor: int,
 ) -> Start:
     """Find where to begin, then acquire an epoch: from then on Redis refuses an older trainer that is still alive.
+
+    Only then is anything of the run replaced, in its folder or in Redis: a start that is refused changes nothing.
 
     Args:
         floor: as of `StreamClient.acquire_epoch`.
@@ -72,6 +91,8 @@ def take_over(
     if (now := look()) != seen:  # the other one has gone on meanwhile
         start = find_start(settings, checkpoints, kept_groups, now[0])
     _record(settings, start, streams.epoch)
+    write_settings(settings)
+    retry(streams.offer_payloads)
     if settings.trainer.batching == "ready":
         saved_step = start.checkpoint[1].step if start.checkpoint else 0
         again = range(saved_step + 1, start.acknowledged + 1)
@@ -99,17 +120,20 @@ def _record(settings: Settings, start: Start, epoch: int) -> None:
         record_act("restore_checkpoint", "trainer", file, **which, step=manifest.step, folder=str(state.parent))
 
 
-def find_start(settings: Settings, checkpoints: Checkpoints, kept_groups: KeptGroups, acknowledged: int) -> Start:
+def find_start(
+    settings: Settings, checkpoints: Checkpoints, kept_groups: KeptGroups, acknowledged: int, verify: bool = True
+) -> Start:
     """Find the newest checkpoint that the run can go on from.
 
     Args:
         acknowledged: the last step in the ledger.
+        verify: as of `read_checkpoint`.
 
     Raises:
         UserError: there is none, and Redis or the folder says that the run has begun; or it is one of
-            trainer.batching=ready, and this run is strict.
+            trainer.batching=ready, and this run is strict; or so many processes cannot read it.
     """
-    checkpoint, run = checkpoints.find_newest(), settings.run
+    checkpoint, run = checkpoints.find_newest(verify), settings.run
     if checkpoint is not None and not settings.trainer.resume:
         raise UserError(
             f"{run.folder} holds a checkpoint of step {checkpoint[1].step}, and trainer.resume is false: "
@@ -117,6 +141,7 @@ def find_start(settings: Settings, checkpoints: Checkpoints, kept_groups: KeptGr
         )
     saved_step = checkpoint[1].step if checkpoint is not None else 0
     if checkpoint is not None:
+        checkpoint[1].require_readable_by(checkpoints.world_size)
         match_order(settings, checkpoint[1])
     # Acknowledged groups are gone from the stream. The files have those since the checkpoint before the newest.
     again = range(saved_step + 1, acknowledged + 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 from fsspec.core import url_to_fs
 from prometheus_client import Counter, Gauge
@@ -31,6 +32,22 @@ DROPPED = Counter("forage_trainer_uploads_dropped_total", "Checkpoints dropped f
 PENDING = Gauge("forage_trainer_uploads_waiting", "Checkpoints that wait to be copied")
 
 
+def open_upload(url: str) -> tuple[Any, str]:
+    """The file system of `trainer.upload_url`, and the folder's path in it.
+
+    Raises:
+        UserError: no installed file system has such addresses.
+    """
+    try:
+        system, root = url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise UserError(
+            f"trainer.upload_url = '{redact_url(url)}' cannot be used ({redact_text(str(error))}): install what "
+            "fsspec needs for it into the trainer's environment, or give another address"
+        ) from None
+    return system, str(root)
+
+
 class Uploader:
     """A thread that copies checkpoints, the newest first. Failures are counted and logged; none ends the run."""
 
@@ -43,13 +60,7 @@ class Uploader:
         Raises:
             UserError: no installed file system has such addresses.
         """
-        try:
-            self._system, root = url_to_fs(url)
-        except (ImportError, ValueError) as error:
-            raise UserError(
-                f"trainer.upload_url = '{redact_url(url)}' cannot be used ({redact_text(str(error))}): install what "
-                "fsspec needs for it into the trainer's environment, or give another address"
-            ) from None
+        self._system, root = open_upload(url)
         self._root = f"{root.rstrip('/')}/{run_id}"
         self._folder = checkpoints / ".upload"
         self._pause_s = pause_s

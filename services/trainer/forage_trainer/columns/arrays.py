@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import secrets
 import shutil
 import threading
@@ -24,6 +25,8 @@ from forage_common.files import durable
 
 Array: TypeAlias = npt.NDArray[Any]
 _NUMBER_BYTES = 4
+_EPOCH = re.compile(r"e(\d+)-")
+"""Begins the name of a trainer's folder of columns; those of earlier versions have no epoch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,13 +123,16 @@ class ColumnFolder:
     """Writes columns where every rank reads them: a folder that all nodes mount.
 
     The files last no longer than this process needs them, and are not flushed: what is in them is still on the stream.
+
+    read_epoch: returns the trainer's epoch, by which it spares the files of later ones; set it before the first write.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder / f"{os.getpid()}-{secrets.token_hex(4)}"
+        self.read_epoch: Callable[[], int] = lambda: 0
+        self._parent = folder
         self._numbers = itertools.count()
-        self._opening, self._is_open = threading.Lock(), False
-        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._opening = threading.Lock()
+        self._own: Path | None = None
 
     def write(self, columns: Sequence[Columns], rest: bytes = b"") -> tuple[list[StoredColumns], Callable[[], bytes]]:
         """Write columns into a file of their own.
@@ -140,10 +146,9 @@ class ColumnFolder:
         Raises:
             DiskFullError: there is no room.
         """
-        path = self._folder / str(next(self._numbers))
+        path = self._open() / str(next(self._numbers))
         file, offset, stored = ColumnFile(path, self), 0, []
         with durable.detect_full_disk(path):
-            self._open()
             self._fill(path, columns, rest)
         for one in columns:
             shape = len(one.token_ids), len(one.runs), len(one.log_probs)
@@ -151,15 +156,22 @@ class ColumnFolder:
             offset += (shape[0] + 3 * shape[1] + shape[2]) * _NUMBER_BYTES
         return stored, partial(file.read, offset, len(rest))
 
-    def _open(self) -> None:
-        """Before the first file, delete what processes before this one have left: none of them can claim groups now."""
+    def _open(self) -> Path:
+        """Return this process's folder. Before its first file, delete those of earlier trainers, which claim no groups
+        now; a trainer that was replaced and does not know it yet finds those of its successor, and they stay."""
         with self._opening:
-            if self._is_open:
-                return
-            for other in self._folder.parent.glob("*-*"):
-                shutil.rmtree(other, ignore_errors=True)
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._is_open = True
+            if self._own is None:
+                epoch = self.read_epoch()
+                for other in self._parent.glob("*-*"):
+                    name = _EPOCH.match(other.name)
+                    if name is None or int(name[1]) < epoch:
+                        shutil.rmtree(other, ignore_errors=True)
+                own = self._parent / f"e{epoch}-{os.getpid()}-{secrets.token_hex(4)}"
+                with durable.detect_full_disk(self._parent):
+                    own.mkdir(parents=True, exist_ok=True)
+                weakref.finalize(self, shutil.rmtree, own, ignore_errors=True)
+                self._own = own
+            return self._own
 
     @staticmethod
     def _fill(path: Path, columns: Sequence[Columns], rest: bytes) -> None:

@@ -88,20 +88,31 @@ class Arrivals:
                 self._arrived = time.monotonic()
         self._looked = time.monotonic()
 
-    def claim(self, block_s: float) -> Entries:
+    def claim(self, block_s: float, is_over: Callable[[], bool] = lambda: False) -> Entries:
         """Claim new groups; wait up to `block_s` for the first.
+
+        Args:
+            is_over: whether nobody waits for them any more: those whose files are not read yet come with the next call.
 
         Raises:
             FencedError: a later trainer has taken over.
         """
-        return self._admit(self._retry(lambda: self._streams.claim_groups(self._stream, _CLAIM_COUNT, block_s)))
+
+        def ends() -> bool:
+            return self._retry.is_stopping or is_over()
+
+        return self._admit(self._retry(lambda: self._streams.claim_groups(self._stream, _CLAIM_COUNT, block_s, ends)))
 
     def reclaim(self) -> Entries:
         """Claim the groups that were claimed by an earlier process, or whose delivery to this one was lost.
 
         Redis marks entries as claimed when it sends them. Where that reply was lost, no other consumer gets them.
         """
-        return self._admit(self._retry(lambda: self._streams.reclaim_groups(self._stream, self._known)))
+
+        def reclaim() -> Entries:
+            return self._streams.reclaim_groups(self._stream, self._known, lambda: self._retry.is_stopping)
+
+        return self._admit(self._retry(reclaim))
 
     def discard(self, ids: Iterable[bytes]) -> None:
         """Remove groups from the stream that are never trained on."""
@@ -114,6 +125,8 @@ class Arrivals:
         for _ in range(self._retry(lambda: self._streams.count_backlog(self._stream)) // _CLAIM_COUNT + 1):
             accept(self.claim(0.0))
         accept(self.reclaim())
+        while self._streams.has_unread(self._stream):  # a group whose file cannot be read now is not lost
+            accept(self.claim(0.0))
 
     def withdraw_prompts(self) -> None:
         """Remove the prompts that ask for groups of batches that are over, and those of other reply streams."""

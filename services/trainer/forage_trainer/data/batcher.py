@@ -148,6 +148,7 @@ class Batcher:
         """
         self._consumed = consumed
         self._order.restart(self._settled, consumed, replayed, reserved)
+        self._feeder.align(consumed)
         self._held = {place: held for place, held in self._held.items() if place not in self._settled}
         self._accept(self._arrivals.reclaim())
         self._discard_late(consumed)
@@ -268,13 +269,10 @@ class Batcher:
     def _list_absent(self, number: int) -> list[Place]:
         return [place for place in self._order.list_candidates(number) if place not in self._held]
 
-    def _claim(self, block_s: float) -> int:
-        return self._accept(self._arrivals.claim(block_s))
-
     def _claim_until(self, over: threading.Event) -> None:
         with suppress(Stopped):  # the body meets the stop request itself
             while not over.wait(_AHEAD_INTERVAL_S):  # wait: pause between two claims
-                self._claim(0.0)
+                self._accept(self._arrivals.claim(0.0, over.is_set))
 
     def _issue_again(self, place: Place, attempt: int, uid: str | None) -> None:
         self._feeder.issue_again(*place, attempt, refill_number(uid) if uid else 0)

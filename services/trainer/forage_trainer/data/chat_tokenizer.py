@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from forage_common.errors import DataError
+from forage_common.text.observation import escape_controls
+from forage_records.questions import RejectedPromptError
 
 _CHUNK = 1024
 
@@ -27,6 +29,7 @@ class ChatTokenizer:
             raise DataError(f"model folder {folder}: its tokenizer cannot be loaded ({reason})") from None
         if not getattr(self._tokenizer, "chat_template", None):
             raise DataError(f"model folder {folder}: its tokenizer has no chat template: add chat_template.jinja")
+        self._controls = [token.content for token in self._tokenizer.added_tokens_decoder.values() if token.special]
 
     @property
     def pad_id(self) -> int:
@@ -35,12 +38,24 @@ class ChatTokenizer:
         return 0 if pad_id is None else int(pad_id)
 
     def count_prompt_tokens(self, prompts: Sequence[Sequence[dict[str, str]]]) -> list[int]:
-        """Number of tokens of each conversation under the chat template, generation prompt included."""
+        """Number of tokens of each conversation under the chat template, generation prompt included.
+
+        Control tokens in a message are text, as the rollout service reads them.
+
+        Raises:
+            RejectedPromptError: the template rejects a conversation, such as one with a role that it does not have.
+        """
         lengths: list[int] = []
         for begin in range(0, len(prompts), _CHUNK):
-            texts = self._tokenizer.apply_chat_template(
-                [list(p) for p in prompts[begin : begin + _CHUNK]], add_generation_prompt=True, tokenize=False
-            )
+            chunk = prompts[begin : begin + _CHUNK]
+            texts = [self._render(prompt, number) for number, prompt in enumerate(chunk, begin)]
             encoded = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
             lengths += [len(ids) for ids in encoded]
         return lengths
+
+    def _render(self, prompt: Sequence[dict[str, str]], number: int) -> str:
+        chat = [{name: escape_controls(text, self._controls) for name, text in message.items()} for message in prompt]
+        try:
+            return str(self._tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False))
+        except Exception as error:  # noqa: BLE001 - a template is a program, which may raise anything
+            raise RejectedPromptError(number, " ".join(str(error).split())) from None

@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 from prometheus_client import Gauge
 
-from forage_common.errors import DataError
 from forage_common.settings import Settings
-from forage_common.telemetry.label_names import LabelNames
 from forage_common.telemetry.logs import get_logger
-from forage_records.questions import Question, Questions
+from forage_records.questions import Question, Questions, check_batch_size
+from forage_trainer.label_names import LabelNames
 
 QUESTIONS = Gauge("forage_trainer_questions", "Questions read", ["split", "data_source", "fate"])
 SOURCES = LabelNames()
@@ -26,7 +25,8 @@ _REFILL = "r"
 
 
 def report_questions(split: str, questions: Questions) -> None:
-    """Report in log and metrics which questions were read, and which were filtered because their prompt is too long."""
+    """Report in log and metrics which questions were read, which were filtered because their prompt is too long, and
+    which accepted answers match nothing."""
     kept = Counter(row.data_source for row in questions.rows)
     for fate, counts in (("kept", kept), ("filtered", questions.filtered)):
         shown: Counter[str] = Counter()
@@ -35,6 +35,8 @@ def report_questions(split: str, questions: Questions) -> None:
         for source, count in shown.items():
             QUESTIONS.labels(split, source, fate).set(count)
     get_logger().info("questions_read", split=split, kept=dict(kept), filtered=dict(questions.filtered))
+    if wordless := questions.describe_wordless():
+        get_logger().warning("answers_match_nothing", split=split, detail=wordless)
 
 
 def make_batches(questions: Sequence[Question], settings: Settings) -> Batches:
@@ -75,20 +77,13 @@ class Batches:
         Raises:
             DataError: fewer questions than a batch has, or none in a file that has a weight.
         """
-        if len(questions) < batch_size:
-            raise DataError(
-                f"data.train_files hold {len(questions)} usable questions, fewer than data.train_batch_size = "
-                f"{batch_size}: add files or lower it"
-            )
+        check_batch_size(questions, batch_size, weights)
         self.batch_size = batch_size
         self._seed = seed
         self._shares: npt.NDArray[np.double] = np.cumsum(weights) / np.sum(weights) if weights else np.ones(1)
         self._sources = (
             [[q for q in questions if q.file == file] for file in range(len(weights))] if weights else [list(questions)]
         )
-        if not all(self._sources):
-            empty = self._sources.index([]) + 1
-            raise DataError(f"data.train_files: file {empty} has a weight and no usable question: leave it out")
         self._draws = lru_cache(maxsize=8)(self._draw)
 
     def group(self, batch: int, position: int, refill: int = 0) -> tuple[str, Question]:

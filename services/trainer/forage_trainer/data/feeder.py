@@ -51,7 +51,17 @@ class Feeder:
         self.settled = Settled(batches.batch_size)
         self._retry = retry
         self._next: int | None = None
+        self._shift = 0
         self._version = 0
+
+    def align(self, consumed: int) -> None:
+        """Find by how much the batch whose prompts a step after `consumed` needs differs from the step's number.
+
+        Not at all, except with trainer.batching=ready where earlier steps had another data.train_batch_size: they have
+        settled more or fewer places of the batches that are not over.
+        """
+        ahead = -(-self.settled.count_ahead() // self._batches.batch_size)
+        self._shift = self.settled.floor + ahead - consumed
 
     def issue_up_to_bound(self, version: int) -> Sequence[int]:
         """Issue all batches that may be outstanding at policy `version`; returns their numbers.
@@ -61,7 +71,7 @@ class Feeder:
         """
         trainer = self._settings.trainer
         self._version = version
-        last = min(version + 1 + trainer.max_staleness, trainer.total_training_steps)
+        last = min(version + 1 + trainer.max_staleness, trainer.total_training_steps) + self._shift
         first = self._next
         if first is None:  # with strict batching a version has consumed as many batches
             first = 1 + (self.settled.floor if trainer.batching == "ready" else version)
@@ -117,7 +127,7 @@ class Feeder:
     def issue_again(self, batch: int, position: int, attempt: int, refill: int = 0, version: int = 0) -> None:
         """Issue a further attempt at a position, to be sampled under this and the current policy version or later."""
         # Groups of batches ahead arrive early; they must not ask for a version older than their own batch allows.
-        version = max(version, self._version, batch - 1 - self._settings.trainer.max_staleness)
+        version = max(version, self._version, batch - self._shift - 1 - self._settings.trainer.max_staleness)
         self.issue(batch, position, attempt, version, refill)
 
     def issue(self, batch: int, position: int, attempt: int, version: int, refill: int = 0) -> None:

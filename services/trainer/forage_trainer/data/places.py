@@ -57,6 +57,10 @@ class Settled:
         """Every batch up to this one is over."""
         return self._floor
 
+    def count_ahead(self) -> int:
+        """Count the settled places of batches that are not over."""
+        return sum(place[0] > self._floor for place in self._steps)
+
     def __contains__(self, place: Place) -> bool:
         return place[0] <= self._floor or place in self._steps
 
@@ -98,12 +102,18 @@ class Settled:
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready, for a checkpoint: the batches that are over and forgotten, and [batch, position, step] …"""
-        return {"batches": self._forgotten, "places": sorted([*place, step] for place, step in self._steps.items())}
+        places = sorted([*place, step] for place, step in self._steps.items())
+        return {"batches": self._forgotten, "places": places, "size": self._size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state, also that of another size: a batch that was over stays over, and gets no more places."""
         self.restart(int(state["batches"]))
+        counts: Counter[int] = Counter()
         for batch, position, step in state["places"]:
             self.settle(step, [(batch, position)])
+            counts[batch] += 1
+            if counts[batch] == state.get("size", self._size):
+                self.settle(step, [(batch, each) for each in range(self._size)])
 
 
 class StrictOrder:

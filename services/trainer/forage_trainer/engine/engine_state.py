@@ -42,7 +42,7 @@ def save_engine(engine: Any, folder: Path, rank: int) -> None:
         torch.cuda.synchronize()  # verl's copies of offloaded tensors to the host are asynchronous
     write_part(folder / MODEL, _list_weights(engine.module), rank)
     write_part(folder / OPTIMIZER, _list_moments(engine), rank)
-    (folder / _RANDOM.format(rank=rank)).write_text(json.dumps(_get_random_state()))
+    (folder / _RANDOM.format(rank=rank)).write_text(json.dumps(_get_random_state()), encoding="utf-8")
     if rank:
         return
     write_json(folder / _SCHEDULE, {"step": engine.lr_scheduler.last_epoch, "counts": _list_counts(engine)})
@@ -63,7 +63,7 @@ def load_engine(engine: Any, folder: Path, rank: int) -> None:
         load_parts(folder / MODEL, _list_weights(engine.module))
         _load_optimizer(engine, folder)
     states = len(list(folder.glob(_RANDOM.format(rank="*"))))
-    _set_random_state(json.loads((folder / _RANDOM.format(rank=rank % states)).read_text()))
+    _set_random_state(json.loads((folder / _RANDOM.format(rank=rank % states)).read_text(encoding="utf-8")))
 
 
 def load_former(engine: Any, folder: Path, rank: int, size: int) -> None:
@@ -144,7 +144,7 @@ def _list_counts(engine: Any) -> dict[str, float]:
 
 def _load_optimizer(engine: Any, folder: Path) -> None:
     """Replace the optimizer's state: a parameter that had none in the checkpoint, such as a frozen one, has none."""
-    saved = json.loads((folder / _SCHEDULE).read_text())
+    saved = json.loads((folder / _SCHEDULE).read_text(encoding="utf-8"))
     parameters = dict(engine.module.named_parameters())
     found = describe_parts(folder / OPTIMIZER)
     if strange := {name.rpartition(".")[0] for name in [*found, *saved["counts"]]} - parameters.keys():

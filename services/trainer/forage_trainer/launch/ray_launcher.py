@@ -22,7 +22,8 @@ import psutil
 from forage_common.addresses import split_address
 from forage_common.devices import resolve_device
 from forage_common.errors import UserError
-from forage_common.ray_environment import extend_start_limit, ray_environment
+from forage_common.files.socket_folder import find_socket_folder
+from forage_common.ray_environment import FOLDER_PREFIX, LONGEST_SOCKET, extend_start_limit, ray_environment
 from forage_common.settings import Settings, TrainerSettings
 from forage_common.stop import Stop, Stopped
 from forage_common.telemetry.logs import get_logger
@@ -211,7 +212,8 @@ def _unwrap(error: Exception) -> Exception:
 def _connect(trainer: TrainerSettings) -> Iterator[None]:
     """Connect to the cluster at `trainer.ray.address`, or to a Ray of our own that ends with the block."""
     os.environ.update({"RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1", "RAY_USAGE_STATS_ENABLED": "0"})
-    with tempfile.TemporaryDirectory(prefix="forage-ray-", ignore_cleanup_errors=True) as folder:
+    parent = None if trainer.ray.address else find_socket_folder(LONGEST_SOCKET)
+    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, dir=parent, ignore_cleanup_errors=True) as folder:
         if trainer.ray.address:
             _join_cluster(trainer.ray.address)
         else:
@@ -244,7 +246,7 @@ def _start_ray(processes: int, folder: str) -> None:
     """Start a Ray on this machine.
 
     Args:
-        folder: for Ray's sockets, whose paths must stay below 108 bytes.
+        folder: for Ray's sockets, short enough for `LONGEST_SOCKET`.
     """
     os.environ.update(ray_environment())
     import ray

@@ -59,18 +59,18 @@ class MetricsFile:
     def rewind(self, step: int) -> None:
         """Delete the lines of later steps, which will be taken again, and a truncated line."""
         if self._path.exists():
-            kept = [line for line in self._path.read_text().splitlines() if _parse_step(line) <= step]
+            kept = [line for line in self._read_lines() if _parse_step(line) <= step]
             write_text(self._path, "".join(line + "\n" for line in kept))
 
     def append_missing(self, metrics: dict[str, Any]) -> None:
         """Append a line unless the last one is of the same step."""
-        last = self._path.read_text().splitlines()[-1:] if self._path.exists() else []
+        last = self._read_lines()[-1:]
         if not last or _parse_step(last[0]) != metrics["step"]:
             self.append(metrics)
 
     def amend(self, step: int, metrics: dict[str, Any]) -> None:
         """Add metrics to a step's line; a step without a line is left out."""
-        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        lines = self._read_lines()
         matches = [number for number, line in enumerate(lines) if _parse_step(line) == step]
         if matches:
             lines[matches[-1]] = json.dumps(json.loads(lines[matches[-1]]) | replace_non_finite(metrics))
@@ -79,6 +79,10 @@ class MetricsFile:
     def append(self, metrics: dict[str, Any]) -> None:
         """Append a line; numbers that are not finite are written as null."""
         durable.append(self._path, (json.dumps(replace_non_finite(metrics)) + "\n").encode())
+
+    def _read_lines(self) -> list[str]:
+        content = self._path.read_bytes().decode() if self._path.exists() else ""
+        return content.removesuffix("\n").split("\n") if content else []
 
 
 def replace_non_finite(metrics: dict[str, Any]) -> dict[str, Any]:

@@ -105,11 +105,11 @@ class Tracker:
         """Send a step's metrics, unless the run sent that step before a restart: trackers would show it twice."""
         if self._backends and step > self._read_last_step():
             self._send(step, to_tracker_metrics(line))
-            self._last_step_file.write_text(f"{step}\n")
+            self._last_step_file.write_text(f"{step}\n", encoding="utf-8")
 
     def _read_last_step(self) -> int:
         try:
-            return int(self._last_step_file.read_text())
+            return int(self._last_step_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return 0
 

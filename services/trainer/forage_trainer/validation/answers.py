@@ -33,7 +33,7 @@ class StoredAnswers:
     def read(self) -> Iterator[TrajectoryGroup]:
         """Read what any trainer of the run has stored. Damaged lines are left out: their questions are asked again."""
         for file in self._list():
-            for line in file.read_bytes().splitlines():
+            for line in filter(None, file.read_bytes().split(b"\n")):
                 digest, _, content = line.partition(b" ")
                 try:
                     data = base64.b64decode(content, validate=True)

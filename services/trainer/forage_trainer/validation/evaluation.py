@@ -13,7 +13,6 @@ from prometheus_client import Gauge
 from forage_common.settings import Settings
 from forage_common.streams.client import VALIDATION, StreamClient
 from forage_common.telemetry.health import Health
-from forage_common.telemetry.label_names import OTHER
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import Wait, waiting
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose, Sampling, Trajectory, TrajectoryGroup
@@ -26,6 +25,7 @@ from forage_trainer.data.dataset import SOURCES
 from forage_trainer.data.feeder import ISSUED
 from forage_trainer.data.texts import TextReader
 from forage_trainer.files import write_json, write_text
+from forage_trainer.label_names import OTHER
 from forage_trainer.reporting.progress import Phase, StateFile
 from forage_trainer.validation.answers import StoredAnswers
 from forage_trainer.validation.results import build_record, is_judged, is_rewarded, list_sources, summarize
@@ -110,7 +110,7 @@ class Validation:
     def is_done(self, label: str, version: int) -> bool:
         """Whether the result of this evaluation of this version is on disk."""
         try:
-            return bool(json.loads((self._folder / f"{label}.json").read_text())["version"] == version)
+            return bool(json.loads((self._folder / f"{label}.json").read_text(encoding="utf-8"))["version"] == version)
         except (OSError, ValueError, KeyError):
             return False
 
@@ -121,7 +121,7 @@ class Validation:
             if is_watch(file.stem):
                 continue
             try:
-                result = json.loads(file.read_text())
+                result = json.loads(file.read_text(encoding="utf-8"))
                 scores[int(result["version"])] = float(result["em"])
             except (OSError, ValueError, KeyError, TypeError) as error:
                 get_logger().warning("validation_without_score", file=str(file), reason=repr(error))
@@ -288,6 +288,7 @@ class Validation:
 
     def _end(self, evaluation: _Evaluation) -> dict[str, Any]:
         self._check()
+        self._retry(self._streams.check_epoch)  # the files are those of the latest trainer
         label, policy, answers = evaluation.label, evaluation.policy, evaluation.answers
         result = {
             "label": label,

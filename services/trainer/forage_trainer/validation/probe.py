@@ -104,7 +104,7 @@ class ValidationProbe:
 
     def _read_metrics(self, policy: Policy) -> dict[str, Any] | None:
         try:
-            metrics: dict[str, Any] = json.loads(self._file(policy).read_text())["figures"]
+            metrics: dict[str, Any] = json.loads(self._file(policy).read_text(encoding="utf-8"))["figures"]
         except (OSError, ValueError, KeyError):
             return None
         return metrics

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from prometheus_client import Counter, Gauge
 
-from forage_common.addresses import split_address
+from forage_common.addresses import EVERY_HOST, join_address, split_address
 from forage_common.errors import SettingsError, UserError
 from forage_common.settings import Settings
 from forage_policies.direct_sender import DirectSender
@@ -32,12 +32,12 @@ def open_sender(settings: Settings) -> DirectSender | None:
         return None
     publish = settings.trainer.publish
     host, port = split_address(publish.direct_address or ":0")
-    if host == "0.0.0.0":
+    if host in EVERY_HOST:
         raise SettingsError(
             f"trainer.publish.direct_address={publish.direct_address}: name the address that engines connect to"
         )
     host = host or _find_own_address(settings.redis.url)
-    sender = DirectSender(f"{host}:{port}", uses_gpu=publish.direct_backend == "auto", count=_count)
+    sender = DirectSender(join_address(host, port), uses_gpu=publish.direct_backend == "auto", count=_count)
     RUNNING.set_function(sender.count_running)
     return sender
 
@@ -52,8 +52,8 @@ def _find_own_address(redis_url: str) -> str:
     """The address of this machine from which it reaches Redis, as engines do."""
     host = urlsplit(redis_url).hostname or "127.0.0.1"
     try:
-        target = socket.getaddrinfo(host, _ANY_PORT, socket.AF_INET, socket.SOCK_DGRAM)[0][4]
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        family, _, _, _, target = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(target)  # sends nothing
             return str(probe.getsockname()[0])
     except OSError as error:

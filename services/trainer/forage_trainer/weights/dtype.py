@@ -55,5 +55,5 @@ def choose_dtype(settings: Settings, declared: str) -> torch.dtype:
 
 
 def _read_model_dtype(folder: Path) -> torch.dtype:
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return _DTYPES.get(str(config.get("dtype", config.get("torch_dtype"))), torch.float32)

@@ -53,14 +53,14 @@ def write_model_folder(
     """
     copy_configuration(source, folder)
     dtype = next(iter(weights.values())).dtype
-    config = set_dtype(json.loads((source / "config.json").read_text()), dtype)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    config = set_dtype(json.loads((source / "config.json").read_text(encoding="utf-8")), dtype)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     shards = dict(_name_shards(weights, shard_bytes))
     if len(shards) > 1:
         places = {tensor: name for name, part in shards.items() for tensor in part}
         total = sum(tensor.nbytes for tensor in weights.values())
         index = {"metadata": {"total_size": total}, "weight_map": places}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     files = []
     for name, part in shards.items():
         digest = write_safetensors(folder / name, part)

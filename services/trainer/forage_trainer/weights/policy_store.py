@@ -28,6 +28,21 @@ from forage_trainer.waiting import StorageRetry
 _NAME = re.compile(r"v(\d+)-e(\d+)", re.ASCII)
 
 
+def find_policies_place(uri: str) -> str:
+    """The address of `trainer.publish.uri`; a folder as an absolute path, as engines have another working directory.
+
+    Raises:
+        UserError: no installed file system has such addresses.
+    """
+    try:
+        return str(find_local_folder(uri) or uri.rstrip("/"))
+    except StorageError as error:
+        raise UserError(
+            f"trainer.publish.uri = '{redact_url(uri)}' cannot be used ({error}): install what fsspec needs for it "
+            "into the environments of trainer and rollout service, or give another address"
+        ) from None
+
+
 class PolicyStore:
     """The folders of the versions of one run, `v<version>-e<epoch>`."""
 
@@ -43,15 +58,7 @@ class PolicyStore:
         """
         self.folder = folder
         self._retry = retry
-        try:
-            # Engines have another working directory.
-            place = find_local_folder(uri) or uri.rstrip("/")
-        except StorageError as error:
-            raise UserError(
-                f"trainer.publish.uri = '{redact_url(uri)}' cannot be used ({error}): install what fsspec needs for it "
-                "into the environments of trainer and rollout service, or give another address"
-            ) from None
-        self._root = f"{place}/{run_id}" if uri else ""
+        self._root = f"{find_policies_place(uri)}/{run_id}" if uri else ""
         if uri:
             retry(self._probe)
         folder.mkdir(parents=True, exist_ok=True)
