@@ -232,11 +232,11 @@ def _write() -> None:
     OPENAPI.mkdir(exist_ok=True)
     for service in SERVICES:
         command = [str(REPOSITORY / f".venvs/{service}/bin/python"), __file__, service]
-        text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, encoding="utf-8").stdout
         (OPENAPI / f"{service}.json").write_text(text, encoding="utf-8")
         parts.append(render_http_section(service, json.loads(text)))
     command = [str(REPOSITORY / ".venvs/console/bin/python"), __file__, "console"]
-    parts.append(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    parts.append(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, encoding="utf-8").stdout)
     DOCUMENT.write_text("\n".join([*parts, render_grpc_section()]), encoding="utf-8")
 
 

@@ -107,7 +107,7 @@ def read_rules(group: str) -> list[Rule]:
     file = RULES / f"{group}.txt"
     rules: list[Rule] = []
     tests: tuple[str, ...] = ()
-    for number, line in enumerate(file.read_text().splitlines(), 1):
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         if not line or line.startswith("#"):
             continue
         before = rules[-1] if rules else None
@@ -157,7 +157,7 @@ def find_problems(repository: Path, rules: Iterable[Rule]) -> list[str]:
     for rule in rules:
         for edit in rule.edits:
             file = repository / "services" / edit.file
-            if not edit.old or not file.is_file() or edit.old not in file.read_text():
+            if not edit.old or not file.is_file() or edit.old not in file.read_text(encoding="utf-8"):
                 problems.append(f"'{rule.name}': {edit.file} has no '{edit.old}' any more: change {rule.group}.txt")
         if not rule.edits:
             problems.append(f"'{rule.name}' has no edit")
@@ -192,20 +192,20 @@ class Copy:
         try:
             for edit in edits:
                 file = self._folder / "services" / edit.file
-                text = file.read_text()
+                text = file.read_text(encoding="utf-8")
                 before.setdefault(file, (text, file.stat()))
-                file.write_text(text.replace(edit.old, edit.new))
+                file.write_text(text.replace(edit.old, edit.new), encoding="utf-8")
                 # Python takes compiled code for that of a file by its time in seconds and its size.
                 os.utime(file, (next(self._times),) * 2)
             yield
         finally:
             for file, (text, stat) in before.items():
-                file.write_text(text)
+                file.write_text(text, encoding="utf-8")
                 os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
     def run(self, environment: str, files: Sequence[Path], group: Group, *options: str) -> tuple[int | None, str]:
         """Run test files in an environment; returns pytest's exit code, None after the time limit, and its output."""
-        project = tomllib.loads((self._repository / "pyproject.toml").read_text())
+        project = tomllib.loads((self._repository / "pyproject.toml").read_text(encoding="utf-8"))
         paths = project["tool"]["pytest"]["ini_options"]["pythonpath"]
         paths = [str(self._folder / path) if path.startswith("services/") else path for path in paths]
         arguments = ["-q", "-rfE", "--disable-warnings", "-p", "no:cacheprovider", *options]
@@ -219,7 +219,7 @@ class Copy:
             if environment not in self._runners:
                 self._runners[environment] = Runner(self._repository, environment)
             code = self._runners[environment].run(run, group.timeout_s)
-            return code, output.read_text(errors="replace")
+            return code, output.read_text(errors="replace", encoding="utf-8")
 
     def close(self) -> None:
         """End what runs, also from another thread."""
@@ -340,7 +340,7 @@ class Baseline:
     def __init__(self, repository: Path, store: Path) -> None:
         self._repository = repository
         self._store = store
-        self._known: list[str] = json.loads(store.read_text()) if store.is_file() else []
+        self._known: list[str] = json.loads(store.read_text(encoding="utf-8")) if store.is_file() else []
         self._lock = threading.Lock()
         self._common = hashlib.sha256()
         folders = [*repository.glob("services/*/forage_*"), repository / "tests/support"]
@@ -373,7 +373,7 @@ class Baseline:
             self.results |= {(group, file): True for file in passed}
             self._known += [self._key(group, file) for file in passed]
             self._store.parent.mkdir(parents=True, exist_ok=True)
-            self._store.write_text(json.dumps(self._known[-2000:]))
+            self._store.write_text(json.dumps(self._known[-2000:]), encoding="utf-8")
         line = f"baseline    {time.monotonic() - began:6.1f} s  {group} in {environment}: {len(passed)} files pass"
         if len(passed) < len(files):
             line += f", {len(files) - len(passed)} do not: {' '.join(find_failures(output)) or output[-2000:]}"

@@ -41,7 +41,9 @@ def list_changed_files(commit: str) -> list[str]:
 
 
 def _git(*arguments: str) -> list[str]:
-    ended = subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        ["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False, encoding="utf-8"
+    )
     return ended.stdout.splitlines() if ended.returncode == 0 else []
 
 

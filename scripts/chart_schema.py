@@ -361,6 +361,7 @@ class ChartValues(Values):
 
     nameOverride: str = ""
     fullnameOverride: str = ""
+    listenHost: Literal["0.0.0.0", "::"] = "0.0.0.0"
     global_: Object = Field({}, alias="global", description="reserved by Helm")
     settings: Settings = Settings()
     image: SharedImage = SharedImage()

@@ -139,7 +139,7 @@ def _write() -> None:
     parts = [_INTRODUCTION]
     for part, (environment, _) in PARTS.items():
         command = [str(REPOSITORY / f".venvs/{environment}/bin/python"), __file__, part]
-        parts.append(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+        parts.append(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, encoding="utf-8").stdout)
     DOCUMENT.write_text("\n".join(parts), encoding="utf-8")
 
 

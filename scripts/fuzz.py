@@ -73,7 +73,9 @@ def main() -> int:
         command += ["--until", str(until), "--limit-s", str(options.limit_s)]
         # What generates requests goes through sets of texts, whose order depends on the seed of their hashes.
         environment = os.environ | {"PYTHONHASHSEED": "0"}
-        worker = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        worker = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+        )
         with workers_lock:
             workers.append(worker)
         assert worker.stdout is not None

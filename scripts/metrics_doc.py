@@ -177,7 +177,7 @@ def _write() -> None:
     for service in SERVICES:
         environment = "cli" if service == "common" else service
         command = [str(REPOSITORY / f".venvs/{environment}/bin/python"), __file__, service]
-        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, encoding="utf-8").stdout
         metrics = json.loads(output.splitlines()[-1])
         descriptions = [MetricDescription(**metric | {"labels": tuple(metric["labels"])}) for metric in metrics]
         parts.append(render_section(service, descriptions))

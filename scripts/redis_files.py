@@ -30,8 +30,8 @@ def main() -> None:
     for name, content in build_files().items():
         file = FOLDER / name
         if not is_check:
-            file.write_text(content)
-        elif not file.exists() or file.read_text() != content:
+            file.write_text(content, encoding="utf-8")
+        elif not file.exists() or file.read_text(encoding="utf-8") != content:
             sys.exit(f"{file} is not current: run 'make reference'")
 
 

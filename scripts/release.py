@@ -185,7 +185,7 @@ def list_images(version: str) -> list[str]:
 
 
 def _run(*command: str) -> str:
-    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, encoding="utf-8")
     if ended.returncode:
         raise ReleaseError(f"{' '.join(command)}: {ended.stderr.strip()}")
     return ended.stdout.strip()

@@ -180,6 +180,7 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            encoding="utf-8",
         )
         _runs.add(process.pid)
     output, _ = process.communicate()
@@ -193,6 +194,8 @@ _runs: set[int] = set()
 
 def _environment() -> dict[str, str]:
     defaults = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    # An EncodingWarning of our modules is an error in tests: see filterwarnings in pyproject.toml.
+    defaults["PYTHONWARNDEFAULTENCODING"] = "1"
     # Tests start many processes. Without bytecode each compiles torch and its like anew: 9 CPU seconds a trainer.
     return {name: value for name, value in (defaults | os.environ).items() if name != "PYTHONDONTWRITEBYTECODE"}
 
@@ -229,7 +232,7 @@ def find_misplaced_tests() -> list[str]:
 
 def read_seconds() -> dict[str, float]:
     """Read the recorded seconds of test files: path below tests/ → seconds."""
-    seconds: dict[str, float] = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
+    seconds: dict[str, float] = json.loads(SECONDS.read_text(encoding="utf-8")) if SECONDS.exists() else {}
     return seconds
 
 
@@ -247,7 +250,7 @@ def record_seconds(jobs: Sequence[Job]) -> None:
         ran[case.file.removeprefix("tests/")] += case.seconds
     merged = {name: value for name, value in read_seconds().items() if (TESTS / name).exists() and name not in ran}
     merged |= {name: round(value, 1) for name, value in ran.items() if value >= LEAST_S}
-    SECONDS.write_text(json.dumps(dict(sorted(merged.items())), indent=1) + "\n")
+    SECONDS.write_text(json.dumps(dict(sorted(merged.items())), indent=1) + "\n", encoding="utf-8")
 
 
 def list_jobs(files: Sequence[Path], with_front_end: bool = False) -> list[Job]:

@@ -78,7 +78,7 @@ def install(name: str, create: Callable[[Path], None], is_movable: bool = True) 
     """
     path, marker = TOOLS / name, TOOLS / f"{name}.done"
     TOOLS.mkdir(parents=True, exist_ok=True)
-    with (TOOLS / ".lock").open("w") as lock:
+    with (TOOLS / ".lock").open("w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if marker.exists():
             return path
@@ -117,7 +117,7 @@ def _unpack_helm(package: str, path: Path) -> None:
 
 
 def _run(command: list[str]) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=240)
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=240, encoding="utf-8")
 
 
 def _remove(path: Path) -> None:

@@ -21,7 +21,8 @@ def main(variable: str, path: str) -> None:
     Raises:
         OSError: no answer, or not the status 200.
     """
-    port = os.environ[variable].rpartition(":")[2]
+    listens, _, port = os.environ[variable].rpartition(":")
+    host = "[::1]" if listens == "[::]" else "127.0.0.1"
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     scheme = "http"
     if os.environ.get("FORAGE__TLS__CA"):
@@ -32,7 +33,7 @@ def main(variable: str, path: str) -> None:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
         handlers.append(urllib.request.HTTPSHandler(context=context))
-    urllib.request.build_opener(*handlers).open(f"{scheme}://127.0.0.1:{port}{path}", timeout=TIMEOUT_S).close()
+    urllib.request.build_opener(*handlers).open(f"{scheme}://{host}:{port}{path}", timeout=TIMEOUT_S).close()
 
 
 if __name__ == "__main__":

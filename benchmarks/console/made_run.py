@@ -63,14 +63,14 @@ def make_run(folder: Path, trajectories: int) -> Path:
     run = folder / "made"
     stamp = run / ".made"
     wanted = f"{_FORMAT} {trajectories}"
-    if stamp.exists() and stamp.read_text() == wanted:
+    if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
         return run
     shutil.rmtree(run, ignore_errors=True)
     (run / "trajectories").mkdir(parents=True)
     vocabulary = _make_vocabulary()
     _write_tokenizer(run / "model", vocabulary)
     settings = Settings().to_yaml().replace("run:\n", "run:\n", 1)
-    (run / "settings.yaml").write_text(settings)
+    (run / "settings.yaml").write_text(settings, encoding="utf-8")
     maker = _Maker(vocabulary)
     steps = -(-trajectories // ROWS_OF_FILE)
     with (run / "metrics.jsonl").open("w") as metrics:
@@ -83,7 +83,7 @@ def make_run(folder: Path, trajectories: int) -> Path:
     metrics_line = {"step": steps + 1, "total_steps": steps + 1, "reward_mean": 1.0}
     with (run / "metrics.jsonl").open("a") as metrics:
         metrics.write(json.dumps(metrics_line) + "\n")
-    stamp.write_text(wanted)
+    stamp.write_text(wanted, encoding="utf-8")
     return run
 
 
@@ -104,8 +104,10 @@ def _make_vocabulary() -> list[str]:
 def _write_tokenizer(folder: Path, vocabulary: list[str]) -> None:
     folder.mkdir()
     vocab = {"▁" + word: number for number, word in enumerate(vocabulary)}
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}, "added_tokens": []}))
-    (folder / "config.json").write_text("{}")
+    (folder / "tokenizer.json").write_text(
+        json.dumps({"model": {"vocab": vocab}, "added_tokens": []}), encoding="utf-8"
+    )
+    (folder / "config.json").write_text("{}", encoding="utf-8")
 
 
 class _Maker:

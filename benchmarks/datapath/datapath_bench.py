@@ -48,7 +48,9 @@ def run_way(way: str, groups: int, tokens: int) -> dict[str, Any]:
             environment = os.environ | place | {"LOCAL_WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1"}
             numbers = [str(groups), str(SAMPLES), str(tokens)]
             command = [sys.executable, str(HERE / "one_rank.py"), way, *numbers, str(folder)]
-            ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+            ranks.append(
+                subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, encoding="utf-8")
+            )
         lines = [rank.communicate(timeout=1500)[0] for rank in ranks]
         if any(rank.returncode for rank in ranks):
             sys.exit(f"a rank of '{way}' failed: its messages are above")

@@ -171,7 +171,7 @@ def main(way: str, groups: int, samples: int, tokens: int, folder: Path) -> None
     plain, packed = made.make_groups(groups, samples, tokens) if rank == 0 else ([], [])
     sizes = {"plain_bytes": sum(map(len, plain)), "packed_bytes": sum(map(len, packed))}
     (packed if way == "before" else plain).clear()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak begins here
     before_gib, cpu = read_memory("VmRSS"), time.process_time()
     result = run_before(rank, processes.size, plain, folder) if way == "before" else run_now(processes, packed, folder)
     usage = {"peak_gib": read_memory("VmHWM"), "base_gib": before_gib, "cpu_s": time.process_time() - cpu}
@@ -180,7 +180,7 @@ def main(way: str, groups: int, samples: int, tokens: int, folder: Path) -> None
 
 def read_memory(name: str) -> float:
     """Read a figure of /proc/self/status, in GiB."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) / 2**20
     raise LookupError(name)

@@ -42,7 +42,7 @@ def main() -> None:
         with (repository / "runs" / f"bench-seed{seed}.log").open("w") as log:
             if subprocess.run(command, cwd=repository, stdout=log, stderr=log).returncode:
                 sys.exit(f"the demo with seed {seed} failed: see {log.name}")
-        runs.append(json.loads((repository / "runs/latest/summary.json").read_text()))
+        runs.append(json.loads((repository / "runs/latest/summary.json").read_text(encoding="utf-8")))
     table = Table(title="demo: greedy exact match on held-out test entities")
     for column in COLUMNS:
         table.add_column(column, justify="right")

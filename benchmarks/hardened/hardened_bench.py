@@ -101,8 +101,10 @@ class Demo:
                 self.process.terminate()
         if self.process.wait():
             sys.exit(f"the demo of the profile {self.profile} with seed {self.seed} failed: see {self.log}")
-        summary = json.loads((self.folder / "latest/summary.json").read_text())
-        lines = [json.loads(line) for line in (self.folder / "latest/metrics.jsonl").read_text().splitlines()][WARM:]
+        summary = json.loads((self.folder / "latest/summary.json").read_text(encoding="utf-8"))
+        lines = [
+            json.loads(line) for line in (self.folder / "latest/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        ][WARM:]
         step_s, update_s = (statistics.mean(line["seconds"][part] for line in lines) for part in ("total", "update"))
         times = {"step_s": step_s, "update_s": update_s, "step_over_update": step_s / update_s}
         work = {"cpu_s": sum(self.cpu.values()), "tokens": sum(line["tokens"] for line in lines)}

@@ -141,7 +141,7 @@ def _train(recipe: Recipe, runs: Path, seed: int, base_port: int, progress: Prog
 
 
 def _read(folder: Path) -> Run:
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     curve = tuple(float(step["em_mean"]) for step in RunFolder(folder).read_steps())
     return Run(summary["em_before"], summary["em_after"], summary["minutes"], curve)
 

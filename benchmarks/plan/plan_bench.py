@@ -46,7 +46,7 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", default=["Qwen2.5-3B", "Qwen2.5-7B"])
     parser.add_argument("--measured", type=Path, help="file with the JSON line of an earlier `make bench-memory`")
     arguments = parser.parse_args()
-    measured = json.loads(arguments.measured.read_text()) if arguments.measured else measure(arguments)
+    measured = json.loads(arguments.measured.read_text(encoding="utf-8")) if arguments.measured else measure(arguments)
     deviations = [row for place in measured["bytes"] if place["head"] == "fused" for row in compare(place)]
     checked = [check(one) for one in PUBLISHED]
     output = Console(file=sys.stdout)
@@ -65,7 +65,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Run `make bench-memory` for an update of several micro-batches."""
     command = [str(MEMORY_BENCH), "--micro-batches", "2", "--tokens", str(arguments.tokens)]
     command += ["--processes", *map(str, arguments.processes), "--models", *arguments.models]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, encoding="utf-8")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

@@ -91,8 +91,10 @@ def run_engine(overrides: list[str], log: Path) -> Iterator[Engine]:
     command = [str(find_interpreter(Program.ROLLOUT)), str(HERE / "engine.py"), *overrides]
     pipe = subprocess.PIPE
     with (
-        log.open("w") as file,
-        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=file, env=environment, text=True) as process,
+        log.open("w", encoding="utf-8") as file,
+        subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=file, env=environment, text=True, encoding="utf-8"
+        ) as process,
     ):
         process_engine = Engine(process)
         process_engine.read_line()

@@ -74,7 +74,7 @@ class Watch:
 
     def _sample(self) -> None:
         while True:
-            status = Path("/proc/self/status").read_text()
+            status = Path("/proc/self/status").read_text(encoding="utf-8")
             own = int(status.partition("RssAnon:")[2].split()[0]) / 2**20
             if self._stage:
                 stage = self.stages[self._stage]
@@ -88,7 +88,7 @@ def write_passages(file: Path, count: int) -> None:
     words = [f"{''.join(chance.choices('aeioulnrst', k=chance.randint(2, 9)))}" for _ in range(50_000)]
     weights = [1 / place for place in range(1, len(words) + 1)]
     drawn = chance.choices(words, weights, k=1_000_000)
-    with file.open("w") as lines:
+    with file.open("w", encoding="utf-8") as lines:
         for number in range(count):
             begin = chance.randrange(len(drawn) - WORDS)
             text = " ".join(drawn[begin : begin + WORDS])

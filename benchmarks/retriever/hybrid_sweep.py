@@ -151,7 +151,9 @@ def _list_titles(index: Index) -> list[Question]:
 def _open(data: Data) -> Index:
     cache = CACHE / "retriever"
     build = [sys.executable, Path(__file__).with_name("build_index.py"), data.corpus, f"retriever.cache_dir={cache}"]
-    folder = subprocess.run(build, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1]
+    folder = subprocess.run(build, check=True, stdout=subprocess.PIPE, text=True, encoding="utf-8").stdout.splitlines()[
+        -1
+    ]
     return open_index(Path(folder), RetrieverSettings(cache_dir=cache))
 
 

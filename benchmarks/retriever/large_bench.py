@@ -270,7 +270,9 @@ class Bench:
         """Run a script of this folder. Returns its last line of JSON; the others are its progress."""
         command = [sys.executable, str(HERE / script)]
         last: dict[str, Any] = {}
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+        ) as process:
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.write(json.dumps(task))
@@ -286,7 +288,7 @@ class Bench:
 
     def _read_results(self) -> dict[str, Any]:
         try:
-            kept: dict[str, Any] = json.loads((self.folder / "results.json").read_text())
+            kept: dict[str, Any] = json.loads((self.folder / "results.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {"format": _FORMAT}
         return kept if kept.get("format") == _FORMAT else {"format": _FORMAT}

@@ -105,7 +105,7 @@ def build(folder: Path, kind: Kind, passages: int, vectors_file: Path, grow: Pat
         clock.end("store")
     (folder / "index.tmp").rename(folder / faiss_build.INDEX_FILE)
     sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
-    peak = 1024 * int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
+    peak = 1024 * int(Path("/proc/self/status").read_text(encoding="utf-8").partition("VmHWM:")[2].split()[0])
     return {"factory": factory, "begin": begin, "stages": clock.stages, "peak": peak, "sizes": sizes}
 
 

@@ -124,7 +124,7 @@ def measure_loaded_p99(search: Callable[[Vectors], object], queries: Vectors, ra
 
 
 def _read_memory(field: str) -> float:
-    status = Path("/proc/self/status").read_text()
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
     return 1024 * int(status.partition(f"{field}:")[2].split()[0]) / _GIB
 
 

@@ -95,7 +95,7 @@ def _ranks_coarsely(kind: Kind) -> bool:
 def read_needs() -> Row:
     """What the 7B recipe needs, by the figures of `forage plan`."""
     command = [REPOSITORY / ".venvs/cli/bin/python", REPOSITORY / "benchmarks/retriever/large_needed.py"]
-    text = subprocess.check_output([*command, REPOSITORY / VALUES], text=True, cwd=REPOSITORY)
+    text = subprocess.check_output([*command, REPOSITORY / VALUES], text=True, cwd=REPOSITORY, encoding="utf-8")
     needs: Row = json.loads(text)
     return needs
 

@@ -89,7 +89,9 @@ def _format_number(value: float) -> str:
 def _read_cpu() -> str:
     """The model's name, and whether it has AVX-512."""
     try:
-        lines = dict(line.split(":", 1) for line in _CPU.read_text().split("\n\n")[0].splitlines() if ":" in line)
+        lines = dict(
+            line.split(":", 1) for line in _CPU.read_text(encoding="utf-8").split("\n\n")[0].splitlines() if ":" in line
+        )
         fields = {name.strip(): value.strip() for name, value in lines.items()}
     except OSError:  # not Linux
         return "unknown"

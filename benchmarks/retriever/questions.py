@@ -63,7 +63,7 @@ def _make_world(data: Data) -> None:
         passages = [json.loads(line) for line in lines]
     id_of = {passage["contents"].partition("\n")[0].strip('"'): passage["id"] for passage in passages}
     with data.file.open("w", encoding="utf-8") as file:
-        for asked in (json.loads(row)["extra_info"] for row in rows.splitlines()):
+        for asked in (json.loads(row)["extra_info"] for row in rows.split("\n") if row):
             gold = [id_of[name] for name in asked["entities"]]
             row = {"question": asked["question"], "gold_ids": gold, "source": f"{asked['hops']} hops"}
             file.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -125,7 +125,9 @@ class Bench:
         command = [sys.executable, "-m", "forage_retriever.command", "eval", self._indexes[precision]]
         command += [str(self._data.file), *_list_encoder_settings(precision)]
         wide = build_environment() | {"COLUMNS": str(COLUMNS)}
-        table, _, report = subprocess.check_output(command, env=wide, text=True).strip().rpartition("\n")
+        table, _, report = (
+            subprocess.check_output(command, env=wide, text=True, encoding="utf-8").strip().rpartition("\n")
+        )
         return table, {mode: by_source[ALL] for mode, by_source in json.loads(report)["quality"].items()}
 
     def round(self, into: Measurements) -> None:

@@ -70,7 +70,9 @@ class Running:
         return {f"{s.name}{{{','.join(s.labels.values())}}}" if s.labels else s.name: s.value for s in samples}
 
     def _measure_memory(self, field: str) -> int:
-        statuses = (Path(f"/proc/{process.pid}/status").read_text() for process in self._list_processes())
+        statuses = (
+            Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8") for process in self._list_processes()
+        )
         return sum(1024 * int(status.partition(f"{field}:")[2].split()[0]) for status in statuses)
 
     def _list_processes(self) -> list[psutil.Process]:
@@ -110,7 +112,7 @@ def build_environment() -> dict[str, str]:
 
 @contextmanager
 def _start_server(command: list[str], address: str, log: Path, show: Show) -> Iterator[Running]:
-    with log.open("w") as file:
+    with log.open("w", encoding="utf-8") as file:
         begin = time.monotonic()
         process = subprocess.Popen(command, env=build_environment(), stdout=file, stderr=file)
         try:

@@ -49,7 +49,7 @@ def run_reward_service(log: Path, *overrides: str) -> Iterator[RunningService]:
     """Run the service with the given settings until the block ends."""
     address, health = find_free_address(), find_free_address()
     arguments = [f"reward.grpc_address={address}", f"reward.health_address={health}", *overrides]
-    with log.open("w") as file, _start_process(arguments, file) as process:
+    with log.open("w", encoding="utf-8") as file, _start_process(arguments, file) as process:
         deadline = time.monotonic() + 60
         while True:
             try:

@@ -118,8 +118,10 @@ def start_in_process(common: list[str], log: Path) -> Iterator[InProcess]:
     command = [str(find_interpreter(Program.ROLLOUT)), str(HERE / "in_process.py"), *common]
     pipe = subprocess.PIPE
     with (
-        log.open("w") as file,
-        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=file, env=build_environment(), text=True) as process,
+        log.open("w", encoding="utf-8") as file,
+        subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=file, env=build_environment(), text=True, encoding="utf-8"
+        ) as process,
     ):
         engine = InProcess(process)
         engine.read_reply()
@@ -130,8 +132,10 @@ def measure_hf_generate(common: list[str], prompts: int, log: Path) -> float:
     """Measure tokens a second of Hugging Face generate."""
     numbers = [str(number) for number in (prompts, SAMPLES, SLOTS)]
     command = [str(find_interpreter(Program.ROLLOUT)), str(HERE / "hf_generate.py"), *numbers, *common]
-    with log.open("w") as file:
-        process = subprocess.run(command, stdout=subprocess.PIPE, stderr=file, env=build_environment(), text=True)
+    with log.open("w", encoding="utf-8") as file:
+        process = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=file, env=build_environment(), text=True, encoding="utf-8"
+        )
     if process.returncode:
         sys.exit(f"hf_generate.py failed: see {log}")
     return float(json.loads(process.stdout)["tokens_per_s"])
@@ -178,8 +182,10 @@ def measure_pauses(service: Service, prompts: int, number: int) -> list[float]:
 def measure_queue_policies(log: Path) -> dict[str, Any]:
     """Measure in which order a loaded retriever should search: `queue_policies.py`, about a minute and a half."""
     command = [str(find_interpreter(Program.RETRIEVER)), str(HERE / "queue_policies.py")]
-    with log.open("w") as file:
-        process = subprocess.run(command, stdout=subprocess.PIPE, stderr=file, env=build_environment(), text=True)
+    with log.open("w", encoding="utf-8") as file:
+        process = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=file, env=build_environment(), text=True, encoding="utf-8"
+        )
     if process.returncode:
         sys.exit(f"queue_policies.py failed: see {log}")
     measured: dict[str, Any] = json.loads(process.stdout)

@@ -62,7 +62,7 @@ class Trajectory:
 
 def read_measured() -> tuple[Trajectory, float]:
     """The trajectory of 2,000 tokens, and bytes of one of 32,000."""
-    found = json.loads(MEASURED.read_text())
+    found = json.loads(MEASURED.read_text(encoding="utf-8"))
     short = Trajectory(round(found["tokens"]), found["cpu_ms"], found["redis_commands"], found["redis_bytes_in"])
     return short, float(found["bytes_32k"])
 

@@ -247,8 +247,10 @@ def start_process(command: Sequence[str], log: Path, **variables: str) -> Iterat
     pipe = subprocess.PIPE
     environment = build_environment() | variables
     with (
-        log.open("w") as file,
-        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=file, env=environment, text=True) as process,
+        log.open("w", encoding="utf-8") as file,
+        subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=file, env=environment, text=True, encoding="utf-8"
+        ) as process,
     ):
         try:
             yield process
@@ -313,7 +315,9 @@ def find_base_port() -> int:
 def measure_bytes() -> dict[str, float]:
     """Bytes of trajectories on the stream; see bytes.py."""
     command = [str(find_interpreter(Program.TRAINER)), str(HERE / "bytes.py")]
-    done = subprocess.run(command, stdout=subprocess.PIPE, env=build_environment(), text=True, check=True)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, env=build_environment(), text=True, check=True, encoding="utf-8"
+    )
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -354,7 +358,9 @@ def main() -> None:
     print_report(console, results, idle)
     sizes_on_stream = measure_bytes()
     if options.write:
-        MEASURED.write_text(json.dumps(describe_trajectory(results[-1]) | sizes_on_stream, indent=1) + "\n")
+        MEASURED.write_text(
+            json.dumps(describe_trajectory(results[-1]) | sizes_on_stream, indent=1) + "\n", encoding="utf-8"
+        )
     print(json.dumps(summarize(results) | sizes_on_stream))
     if any(measured.errors for measured in results):
         sys.exit(1)

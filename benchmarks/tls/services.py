@@ -49,7 +49,7 @@ def run_stacks(folder: Path) -> Iterator[dict[str, Stack]]:
 def write_corpus(file: Path) -> Path:
     """Write passages of 100 words, as those of Wikipedia are cut."""
     words = [f"word{number}" for number in range(2000)]
-    with file.open("w") as stream:
+    with file.open("w", encoding="utf-8") as stream:
         for number in range(PASSAGES):
             text = " ".join(words[(number * 7 + place * place) % len(words)] for place in range(100))
             stream.write(json.dumps({"id": str(number), "contents": f'"Passage {number}"\n{text}'}) + "\n")
@@ -95,7 +95,7 @@ def _make_settings(folder: Path, way: str) -> Settings:
         values["tls"] = {"ca": authority.cert, "cert": issued.cert, "key": issued.key}
     if way == MUTUAL:
         values["tls"]["require_client_cert"] = True
-        (own / "token").write_text(secrets.token_urlsafe(32))
+        (own / "token").write_text(secrets.token_urlsafe(32), encoding="utf-8")
         for service in ("reward", "retriever"):
             values[service]["auth_token_file"] = own / "token"
     return Settings.model_validate(values)
@@ -106,7 +106,7 @@ def _run_service(
     name: str, base: Path, overrides: dict[str, Any], settings: Settings, url: str
 ) -> Iterator[psutil.Process]:
     config = base.with_suffix(".json")
-    config.write_text(json.dumps(overrides))  # JSON is YAML
+    config.write_text(json.dumps(overrides), encoding="utf-8")  # JSON is YAML
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FORAGE__")}
     python = REPOSITORY / ".venvs" / name / "bin/python"
     with base.with_suffix(".log").open("w") as log:

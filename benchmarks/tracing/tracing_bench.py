@@ -102,7 +102,9 @@ def main() -> None:
     options = arguments.parse_args()
     codec = FileTokenizer(MODEL)
     command = [sys.executable, str(Path(__file__).with_name("collector.py"))]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as collector:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+    ) as collector:
         assert collector.stdout is not None
         endpoint = f"http://127.0.0.1:{int(collector.stdout.readline())}"
         cost: dict[str, list[float]] = {mode: [] for mode in MODES}

@@ -43,7 +43,7 @@ def run(folder: Path, base_port: int, steps: int, *settings: str, recipe: Path |
     with file.open("w") as log:
         if subprocess.run(command, cwd=repository(), stdout=log, stderr=log).returncode:
             sys.exit(f"the run in {folder} failed: see {file}")
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     counted = lines[LEAD:]
     waits = [line["seconds"]["wait"] for line in counted]
     rest = [line["seconds"]["total"] - line["seconds"]["wait"] for line in counted]
@@ -55,5 +55,5 @@ def run(folder: Path, base_port: int, steps: int, *settings: str, recipe: Path |
             part: statistics.median(line["seconds"].get(part, 0.0) for line in counted)
             for part in counted[-1]["seconds"]
         },
-        json.loads((folder / "summary.json").read_text()),
+        json.loads((folder / "summary.json").read_text(encoding="utf-8")),
     )

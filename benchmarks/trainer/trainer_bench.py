@@ -51,8 +51,10 @@ def in_trainer(script: str, *arguments: str, log: Path) -> Iterator[dict[str, An
     threads = {"OMP_NUM_THREADS": str(THREADS), "OMP_WAIT_POLICY": "PASSIVE"}
     environment = os.environ | threads | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     with (
-        log.open("w") as file,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, env=environment, text=True) as process,
+        log.open("w", encoding="utf-8") as file,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=file, env=environment, text=True, encoding="utf-8"
+        ) as process,
     ):
         assert process.stdout is not None
         for line in process.stdout:

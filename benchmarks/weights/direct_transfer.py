@@ -114,7 +114,8 @@ def _start_engines(count: int) -> Iterator[list[subprocess.Popen[str]]]:
         "{}",
     ]
     engines = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8")
+        for _ in range(count)
     ]
     for engine in engines:
         assert engine.stdout is not None

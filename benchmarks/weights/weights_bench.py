@@ -96,8 +96,10 @@ def start_sender(overrides: list[str], log: Path) -> Iterator[Sender]:
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     pipe = subprocess.PIPE
     with (
-        log.open("w") as file,
-        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=file, env=environment, text=True) as process,
+        log.open("w", encoding="utf-8") as file,
+        subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=file, env=environment, text=True, encoding="utf-8"
+        ) as process,
     ):
         sender = Sender(process, log)
         sender.read_reply()
@@ -271,7 +273,9 @@ def report(console: Console, rounds: list[dict[tuple[str, str], Measured]], mode
 def measure_rates(size: int) -> dict[str, float]:
     """Measure `rates.py` on one core, over about so many bytes."""
     command = [str(find_interpreter(Program.TRAINER)), str(HERE / "rates.py"), "1", str(size // 10**6)]
-    rates: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    rates: dict[str, float] = json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8").stdout
+    )
     return rates
 
 

@@ -61,7 +61,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stage ends with this process, however that ends
     for folder in (FOLDER, options.out.parent):
         folder.mkdir(parents=True, exist_ok=True)
-    lock = (FOLDER / "lock").open("w")
+    lock = (FOLDER / "lock").open("w", encoding="utf-8")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -70,7 +70,7 @@ def main() -> int:
     for name in options.stages or STAGES:
         lines.append(run_stage(name, options.model, options.limit_s))
         print(json.dumps(lines[-1]), flush=True)
-        with options.out.open("a") as file:
+        with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(lines[-1]) + "\n")
     print_table(lines)
     return int(any(line["status"] == "failed" for line in lines))
@@ -95,7 +95,7 @@ def run_stage(name: str, model: Path | None, limit_s: float) -> dict[str, Any]:
     command = [sys.executable, str(Path(__file__).parent), "--inside", name]
     command += ["--model", str(model)] if model is not None else []
     began = time.monotonic()
-    with log.open("w") as errors:
+    with log.open("w", encoding="utf-8") as errors:
         process = subprocess.Popen(
             command,
             cwd=REPOSITORY,
@@ -103,6 +103,7 @@ def run_stage(name: str, model: Path | None, limit_s: float) -> dict[str, Any]:
             stderr=errors,
             text=True,
             start_new_session=True,
+            encoding="utf-8",
         )
         try:
             output, _ = process.communicate(timeout=limit_s)
@@ -116,7 +117,7 @@ def run_stage(name: str, model: Path | None, limit_s: float) -> dict[str, Any]:
         found = json.loads(last)
     else:
         timed_out = time.monotonic() - began >= limit_s
-        tail = (log.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
+        tail = (log.read_text(errors="replace", encoding="utf-8").strip().splitlines() or ["no output"])[-1]
         why = f"longer than {limit_s:g} s" if timed_out else f"exit status {process.returncode}: {tail}"
         found = {
             "status": "failed",
@@ -169,8 +170,8 @@ def _is_alive(process: subprocess.Popen[str]) -> bool:
 def _read_commit() -> str:
     """The short hash of the commit, with a + if files differ from it; empty outside a Git checkout."""
     git = ["git", "-C", str(REPOSITORY)]
-    done = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True)
+    done = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, encoding="utf-8")
+    changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, encoding="utf-8")
     return done.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 

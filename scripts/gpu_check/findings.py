@@ -108,7 +108,9 @@ def call_worker(
         raise SkipStage(f"the environment of {program} is missing: run 'make setup DEVICE=gpu'")
     variables = os.environ | {"HF_HUB_OFFLINE": "1"}
     command = [str(interpreter), str(HERE / "workers" / script), *map(str, arguments)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=variables | dict(environment or {}))
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, env=variables | dict(environment or {}), encoding="utf-8"
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
         raise RuntimeError(f"{script} ended with {done.returncode}: its messages are above")

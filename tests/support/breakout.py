@@ -5,7 +5,6 @@ This text is also the beginning of user rewards and environments, so it imports 
 
 import contextlib
 import ctypes
-import ctypes.util
 import os
 import resource
 import signal

@@ -15,20 +15,26 @@ from typing import Any
 
 def list_ids(service: str, folder: Path, corpus: dict[str, Any]) -> dict[str, Any]:
     """What a service computes from the corpus, with the tokenizer loaded as it loads it, in words of JSON."""
+    chats = [[{name: m[name] for name in ("role", "content")} for m in chat["messages"]] for chat in corpus["chats"]]
     if service == "rollout":
         from vllm.tokenizers import get_tokenizer
 
         from forage_rollout.engine.chat import render_chat
+        from forage_rollout.loop.observation_ids import escape_message
+        from forage_rollout.loop.tokens import FileTokenizer
 
-        tokenizer = get_tokenizer(str(folder))
-        prompts = [render_chat(tokenizer, chat["messages"]) for chat in corpus["chats"]]
+        tokenizer, codec = get_tokenizer(str(folder)), FileTokenizer(folder)
+        prompts = [
+            render_chat(tokenizer, [{name: escape_message(codec, text) for name, text in m.items()} for m in chat])
+            for chat in chats
+        ]
         lengths = [len(ids) for ids in prompts]
     else:
         from forage_trainer.data.chat_tokenizer import ChatTokenizer
 
         own = ChatTokenizer(folder)
         tokenizer = own._tokenizer
-        lengths = own.count_prompt_tokens([chat["messages"] for chat in corpus["chats"]])
+        lengths = own.count_prompt_tokens(chats)
     encoded = [tokenizer.encode(text) for text in corpus["texts"]]
     return {
         "vocabulary": sorted(tokenizer.get_vocab().items()),

@@ -11,6 +11,7 @@ from trainer_parts import ScriptedRollout, read_lines, write_model, write_questi
 from forage_common.settings import RedisSettings, Settings, load_settings
 from forage_common.stop import Stop
 from forage_common.streams.client import StreamClient
+from forage_common.streams.payloads import Payloads
 from forage_common.telemetry.health import Health
 from forage_records.questions import read_questions
 from forage_trainer.engine.policy_worker import PolicyWorker
@@ -50,7 +51,7 @@ def train(model: Path, tmp_path: Path, redis_server: RedisSettings) -> Iterator[
             players.append(rollout(redis_server, settings.run.id))
             players[0].start()
         questions = read_questions(settings.data.train_paths), read_questions(settings.data.val_files)
-        streams = StreamClient(settings.redis, settings.run.id)
+        streams = StreamClient(settings.redis, settings.run.id, payloads=Payloads(settings))
         TrainingLoop(settings, streams, PolicyWorker(settings), *questions, 0, Stop(), Health()).run()
         return settings
 

@@ -36,5 +36,5 @@ def run(findings: Findings) -> None:
 
 def _read_log(program: Program, event: str) -> list[dict[str, Any]]:
     """Read the lines of a service's log with this event."""
-    lines = (FOLDER / "colocated/logs" / f"{program}.log").read_text(errors="replace").splitlines()
+    lines = (FOLDER / "colocated/logs" / f"{program}.log").read_text(errors="replace", encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines if line.startswith("{") and f'"{event}"' in line]

@@ -40,7 +40,7 @@ def run(findings: Findings) -> None:
 
 
 def _check_samples(findings: Findings, way: str, found: dict[str, Any], model: Path, file: Path) -> None:
-    file.write_text(json.dumps(found))
+    file.write_text(json.dumps(found), encoding="utf-8")
     recomputed = call_worker(Program.TRAINER, "recompute.py", [model, file])
     is_exact = found["dtype"] == "float32"
     findings.check(f"{way}_log_prob_difference", recomputed["mean"], most=1e-4 if is_exact else 3e-2)
@@ -55,7 +55,7 @@ def _publish(findings: Findings, model: Path) -> None:
     engines = 2 if len(findings.gpus) > 2 or not findings.has_gpu else 1
     command = [str(repository() / "benchmarks/weights/run"), "--rounds", "1", "--engines", str(engines)]
     command += ["--model", str(findings.model or model), SMALL]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, encoding="utf-8")
     print(done.stdout, file=sys.stderr)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:

@@ -19,7 +19,7 @@ def main(folder: str, samples: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").to(device)
     differences = []
     with torch.no_grad():
-        for row in json.loads(samples.read_text())["rows"]:
+        for row in json.loads(samples.read_text(encoding="utf-8"))["rows"]:
             for ids, log_probs in (row["first"], row["second"]):
                 whole = torch.tensor([row["context"] + ids], device=device)
                 logits = model(whole).logits[0, len(row["context"]) - 1 : -1]

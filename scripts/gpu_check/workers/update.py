@@ -78,7 +78,7 @@ def make_long(groups: int, samples: int, length: int, vocabulary: int, settings:
 def main(out: Path, rounds: int, groups: int, samples: int, length: int, overrides: list[str]) -> None:
     settings = load_settings(overrides=overrides, environ={})
     algorithm = settings.trainer.algorithm
-    vocabulary = json.loads((settings.model.path / "config.json").read_text())["vocab_size"]
+    vocabulary = json.loads((settings.model.path / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     if length:
         batch = make_long(groups, samples, length, vocabulary, algorithm)
     else:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from forage_common.errors import ForageError
 from forage_common.text.redaction import redact_text
-from forage_common.text.terminal import printable
+from forage_common.text.terminal import escape_unencodable, printable
 
 USER_ERROR = 2
 _LONGEST = 2000
@@ -19,6 +19,7 @@ def run_command(app: Callable[..., None], name: str) -> None:
 
     So is what the machine says about a file, an argument or a variable that no code of ours looked at first.
     """
+    escape_unencodable()
     try:
         _check_arguments(sys.argv[1:])
         app(prog_name=name)
@@ -37,7 +38,7 @@ def _check_arguments(arguments: list[str]) -> None:
         try:
             argument.encode()
         except UnicodeEncodeError:
-            _end(f"the argument {argument!r} is not UTF-8 text: write it in the encoding of this terminal", USER_ERROR)
+            _end(f"the argument {argument!r} is not UTF-8 text: write it so, or set PYTHONUTF8=1", USER_ERROR)
         if "\0" in argument:
             _end(f"the argument {argument!r} holds a NUL, which no name or value may", USER_ERROR)
 

@@ -56,7 +56,7 @@ def count_cpus() -> int:
 def _list_quotas() -> Iterator[float]:
     """CPU limits of the control groups that hold this process, from its own up to the one its container can see."""
     try:
-        lines = _OWN_CGROUPS.read_text().splitlines()
+        lines = _OWN_CGROUPS.read_text(encoding="utf-8").splitlines()
     except OSError:  # no Linux
         return
     for line in lines:
@@ -77,9 +77,9 @@ def _read_quota(group: Path) -> float | None:
     """CPUs of one control group; None without a limit."""
     try:
         if (group / "cpu.max").exists():
-            quota, period = (group / "cpu.max").read_text().split()
+            quota, period = (group / "cpu.max").read_text(encoding="utf-8").split()
         else:
-            quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            quota, period = ((group / f"cpu.cfs_{name}_us").read_text(encoding="utf-8") for name in ("quota", "period"))
         return int(quota) / int(period) if int(quota) > 0 else None
     except (OSError, ValueError):  # no such group here, or "max"
         return None

@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 START_LIMIT_S = 120
+FOLDER_PREFIX = "forage-ray-"
+LONGEST_SOCKET = f"{FOLDER_PREFIX}12345678/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+"""As long as the path of any socket of a Ray below the folder of temporary files."""
 _ENVIRONMENT = {
     "GRPC_ENABLE_FORK_SUPPORT": "0",
     "RAY_AUTH_MODE": "token",
@@ -18,6 +21,7 @@ _ENVIRONMENT = {
     "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # it would abort the main process on SIGTERM
     "RAY_agent_register_timeout_ms": "180000",
     "RAY_enable_metrics_collection": "0",
+    "RAY_grpc_enable_http_proxy": "0",  # Ray's default, which the environment may not change
     "RAY_gcs_server_port_wait_time_s": str(START_LIMIT_S),
     "RAY_raylet_start_wait_time_s": str(START_LIMIT_S),
     "RAY_worker_register_timeout_seconds": "300",

@@ -12,7 +12,7 @@ from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import configure_logs, get_logger
 from forage_common.telemetry.stacks import write_stacks_on_signal
 from forage_common.text.redaction import redact_text
-from forage_common.text.terminal import echo
+from forage_common.text.terminal import echo, escape_unencodable
 
 _SETTINGS_HELP = """\
 Settings come from FILE, then from the environment (FORAGE__RUN__SEED=1), then from the command line (run.seed=1).
@@ -24,6 +24,7 @@ def run_service(name: str, main: Callable[[Settings], None]) -> None:
 
     With --help print the docstring of the program instead.
     """
+    escape_unencodable()
     if sys.argv[1:] in (["--help"], ["-h"]):
         print(f"{(sys.modules['__main__'].__doc__ or '').strip()}\n\n{_SETTINGS_HELP}")
         sys.exit(0)

@@ -125,7 +125,7 @@ def find_python_paths() -> list[str]:
 
 def limit_memory(growth_bytes: int) -> None:
     """Limit the address space of this process to its present size plus `growth_bytes`, and disable core dumps."""
-    with open("/proc/self/statm") as file:
+    with open("/proc/self/statm", encoding="utf-8") as file:
         size = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + growth_bytes, size + growth_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -142,7 +142,7 @@ def _list_group(pid: int) -> list[str]:
         found.append(name)
         try:
             for task in os.listdir(f"/proc/{name}/task"):
-                new += Path(f"/proc/{name}/task/{task}/children").read_text().split()
+                new += Path(f"/proc/{name}/task/{task}/children").read_text(encoding="utf-8").split()
         except OSError:
             continue
     return found

@@ -333,14 +333,14 @@ def _verify(policy: Policy, folder: Path) -> None:
     # It only saves time, so a full disk is no reason to fail.
     with contextlib.suppress(OSError):
         marker = folder / f"{_MARKER}-{os.getpid()}-{threading.get_ident()}"
-        marker.write_text(json.dumps({"boot": _BOOT.read_text(), "files": seen}))
+        marker.write_text(json.dumps({"boot": _BOOT.read_text(encoding="utf-8"), "files": seen}), encoding="utf-8")
         marker.replace(folder / _MARKER)
 
 
 def _is_trusted(folder: Path) -> bool:
     try:
-        marker = json.loads((folder / _MARKER).read_text())
-        return bool(marker == {"boot": _BOOT.read_text(), "files": _describe_files(folder)})
+        marker = json.loads((folder / _MARKER).read_text(encoding="utf-8"))
+        return bool(marker == {"boot": _BOOT.read_text(encoding="utf-8"), "files": _describe_files(folder)})
     except (OSError, ValueError):
         return False
 

@@ -25,7 +25,9 @@ _WHOLE = "whole-"
 def write_description(folder: Path, policy: Policy) -> None:
     """Describe a policy in its folder, if that needs others."""
     if policy.parts:
-        (folder / DESCRIPTION).write_text(json_format.MessageToJson(policy, preserving_proto_field_name=True) + "\n")
+        (folder / DESCRIPTION).write_text(
+            json_format.MessageToJson(policy, preserving_proto_field_name=True) + "\n", encoding="utf-8"
+        )
 
 
 def describe_folder(folder: Path) -> Policy | None:
@@ -35,7 +37,7 @@ def describe_folder(folder: Path) -> Policy | None:
         DataError: it is damaged.
     """
     try:
-        return json_format.Parse((folder / DESCRIPTION).read_text(), Policy())
+        return json_format.Parse((folder / DESCRIPTION).read_text(encoding="utf-8"), Policy())
     except FileNotFoundError:
         return None
     except (OSError, ValueError, json_format.ParseError) as error:

@@ -42,7 +42,7 @@ def sign_folder(folder: Path, policy: Policy, signatures: RunSignatures) -> None
         "files": {name: known.get(name) or compute_digest(folder / name) for name in names},
     }
     signed = {"run": signatures.run, **content, "signature": signatures.sign(Purpose.FOLDER, content)}
-    (folder / SIGNED).write_text(json.dumps(signed, indent=1) + "\n")
+    (folder / SIGNED).write_text(json.dumps(signed, indent=1) + "\n", encoding="utf-8")
 
 
 def verify_published(folder: Path, whole: Path, security: SecuritySettings) -> str:

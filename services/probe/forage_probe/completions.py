@@ -55,8 +55,7 @@ class CompletionsClient:
         self._client = httpx.AsyncClient(
             base_url=f"{http_scheme(settings.tls)}://{address}/v1",
             timeout=None,
-            verify=make_client_context(settings.tls),
-            **bound_replies(),
+            **bound_replies(verify=make_client_context(settings.tls)),
         )
         self._circuit = Circuit("rollout", address)
         self._timeout_s = settings.rollout.trajectory_timeout_s
@@ -132,7 +131,7 @@ class CompletionsClient:
         await self.close()
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        async def attempt() -> dict[str, Any]:
+        async def attempt(_: float) -> dict[str, Any]:
             headers = {} if self._tokens is None else {HEADER: f"Bearer {self._tokens.token}"}
             reply = await self._client.request(method, path, json=body, headers=headers)
             reply.raise_for_status()

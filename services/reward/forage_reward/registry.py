@@ -49,5 +49,6 @@ def bind_reward(
         first = error.errors()[0]
         parameter = ".".join(str(part) for part in first["loc"])
         known = ", ".join(reward.params.model_fields)
-        problem = "does not exist" if first["type"] == "extra_forbidden" else f"is {first['input']!r}: {first['msg']}"
+        value = "not shown, as it may hold a password" if "@" in str(first["input"]) else repr(first["input"])
+        problem = "does not exist" if first["type"] == "extra_forbidden" else f"is {value}: {first['msg']}"
         raise SettingsError(f"{where}.params.{parameter} {problem} (parameters of {name}: {known})") from None

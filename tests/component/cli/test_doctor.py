@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forage_cli.commands.doctor import Check, check_gpus
+from forage_cli.commands.doctor import Check, check_gpus, check_proxy
 from forage_cli.local import nvidia
 from forage_cli.local.stack import Program
 
@@ -168,3 +168,10 @@ def test_the_command_shows_driver_gpus_and_the_build_of_each_environment(
     assert any(re.search(r"GPU 0 +NVIDIA L4, 22 GiB", line) for line in lines)
     for name in ("retriever", "rollout", "trainer"):
         assert any(re.search(rf"{name} environment .*\((CPU|GPU, CUDA [\d.]+)\)", line) for line in lines)
+
+
+def test_the_variables_of_a_proxy_are_named_without_their_values() -> None:
+    environ = {"https_proxy": "http://me:s3cr3t@proxy:3128", "NO_PROXY": "localhost", "PATH": "/bin"}
+    (found,) = check_proxy(environ)
+    assert found == Check("proxy", "NO_PROXY, https_proxy: downloads use it, calls between services do not")
+    assert list(check_proxy({"PATH": "/bin"})) == []

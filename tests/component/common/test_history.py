@@ -207,6 +207,18 @@ def test_an_operation_in_flight_at_a_kill_is_unknown(
 
 
 def test_a_refusal_after_a_lost_reply_is_unknown(
+    redis_server: RedisSettings, run: RunSettings, trainer: StreamClient
+) -> None:
+    with lose_one_reply(redis_server) as address:
+        unlucky = StreamClient(RedisSettings(url=address), "run", history=open_history(run, "trainer"))
+        unlucky.ping()
+        assert not unlucky.issue(build_prompt(1, 0)), "its first try has issued it"
+    assert not trainer.issue(build_prompt(1, 0))
+    tries = [one for one in read_history(run.folder).operations if one.kind == "issue"]
+    assert [one.result for one in tries] == ["unknown", "refused"]
+
+
+def test_a_group_whose_reply_was_lost_is_known_as_finished(
     redis_server: RedisSettings, run: RunSettings, trainer: StreamClient, worker: StreamClient
 ) -> None:
     trainer.acquire_epoch()
@@ -218,10 +230,10 @@ def test_a_refusal_after_a_lost_reply_is_unknown(
     with lose_one_reply(redis_server) as address:
         unlucky = StreamClient(RedisSettings(url=address), "run", history=open_history(run, "worker"))
         unlucky.ping()
-        assert not unlucky.finish(entry, group), "its first try has finished it"
+        assert unlucky.finish(entry, group), "its first try has finished it"
     assert not worker.finish(entry, group)
-    finishes = [one for one in read_history(run.folder).operations if one.kind == "finish"]
-    assert [one.result for one in finishes] == ["unknown", "refused"]
+    tries = [one for one in read_history(run.folder).operations if one.kind == "finish"]
+    assert [one.result for one in tries] == ["ok", "refused"]
 
 
 def test_an_error_may_have_happened(run: RunSettings, trainer: StreamClient, redis_server: RedisSettings) -> None:

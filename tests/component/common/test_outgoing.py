@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -100,7 +101,7 @@ async def test_the_retriever_client_is_not_deceived(
 ) -> None:
     server.serve = serve
     # The same with less to pour.
-    monkeypatch.setattr("forage_common.clients.retriever.bound_replies", lambda: bound_replies(MOST))
+    monkeypatch.setattr("forage_common.clients.retriever.bound_replies", partial(bound_replies, MOST))
     async with RetrieverClient(server.address, LONG_S) as client:
         with pytest.raises((MalformedReplyError, UnavailableError)):
             await client.search(["x"])

@@ -120,6 +120,22 @@ def test_a_write_that_no_replica_confirms_is_not_done(
         assert redis.Redis(port=int(own)).exists(client.prompts), "the replica has what was written before"
 
 
+def test_a_group_that_no_replica_confirmed_is_its_workers_when_it_is_written_again(own_redis: RedisSettings) -> None:
+    trainer = StreamClient(own_redis, "run", patience_s=1)
+    trainer.create_groups()
+    trainer.issue(build_prompt())
+    [entry] = trainer.claim_prompts("worker", 1, 0.1)
+    worker = StreamClient(own_redis.model_copy(update={"wait_replicas": 1, "timeout_s": 1.0}), "run", patience_s=1)
+    group = TrajectoryGroup(group_uid="uid-0", batch=1)
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="fewer replicas than a write must reach"):
+            worker.finish(entry, group)
+    worker._redis.replicas = 0  # they are back
+    assert worker.finish(entry, group), "it was this worker that has written it"
+    assert not StreamClient(own_redis, "run").finish(entry, group), "and no other one"
+    assert trainer.count_backlog(trainer.trajectories) == 1
+
+
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [

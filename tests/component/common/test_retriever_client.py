@@ -5,83 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from failing_server import HANG, NOT_HTTP, RESET, ROW, FailingServer, Order, build_reply, server
 from hypothesis import given
 from hypothesis import strategies as st
+from loop_clock import LoopClock, loop_clock
 from waiting import wait_until_async
 
 from forage_common.clients import calls
 from forage_common.clients.calls import MalformedReplyError, RefusedError
 from forage_common.clients.circuit import FAILURES, OPENED, Circuit, CircuitOpenError
+from forage_common.clients.concurrency import QUEUED
 from forage_common.clients.retriever import RetrieverClient, searching_for
 from forage_common.errors import UnavailableError
+from forage_common.telemetry.waits import list_waits
 from forage_common.v1.trajectory_pb2 import Document, Provenance
 
-ROW = {"document": {"id": 7, "contents": '"T"\ntext', "url": "x"}, "score": 0.5}
-GOOD = {"result": [[ROW]]}
 LONG_S = 300.0
 """Limit of what must not end by its limit."""
-RESET, HANG, NOT_HTTP = "reset", "hang", "not http"
-Order = str | tuple[int, dict[str, str], bytes]
-
-
-def build_reply(body: Any = GOOD, status: int = 200, **headers: str) -> Order:
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return status, named, body if isinstance(body, bytes) else json.dumps(body).encode()
-
-
-class FailingServer:
-    """Speaks HTTP over raw sockets: carries out one order a request, the last one again and again."""
-
-    def __init__(self) -> None:
-        self.orders: list[Order] = [build_reply()]
-        self.requests: list[dict[str, Any]] = []
-        self.times: list[float] = []
-        self.connections = 0
-        self.address = ""
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        try:
-            while await self._answer(reader, writer):
-                pass
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.transport.abort()
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-        length = next(int(line[15:]) for line in head.splitlines() if line.startswith("content-length:"))
-        self.requests.append(json.loads(await reader.readexactly(length)))
-        self.times.append(asyncio.get_running_loop().time())
-        order = self.orders.pop(0) if len(self.orders) > 1 else self.orders[0]
-        if order == RESET:
-            return False
-        if order == HANG:
-            await asyncio.Event().wait()
-        if isinstance(order, str):
-            writer.write(b"220 smtp.example ready\r\n")
-            return False
-        status, headers, body = order
-        lines = [f"HTTP/1.1 {status} X", f"content-length: {len(body)}", *(f"{k}: {v}" for k, v in headers.items())]
-        writer.write("\r\n".join([*lines, "", ""]).encode() + body)
-        await writer.drain()
-        return True
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[FailingServer]:
-    failing = FailingServer()
-    listening = await asyncio.start_server(failing.serve, "127.0.0.1", 0)
-    failing.address = "{}:{}".format(*listening.sockets[0].getsockname())
-    yield failing
-    listening.close()
+__all__ = ["loop_clock", "server"]
 
 
 class Clock:
@@ -298,6 +244,29 @@ def test_a_circuit_opens_after_failures_and_closes_after_a_successful_probe(
         elif end is not CANCELLED:
             failures, probe_at = 0, -1.0
         assert circuit.is_open == (probe_at >= 0)
+
+
+async def test_searches_that_wait_for_a_connection_of_this_process_do_not_fail(
+    server: FailingServer, loop_clock: LoopClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server answers each within a moment; a queue here says nothing about it, however long it takes."""
+    monkeypatch.setattr("forage_common.clients.retriever.MAX_CONNECTIONS", 2)
+    before = [read_total(counter) for counter in (OPENED, calls.GIVEN_UP, calls.RETRIED)]
+    server.hold()
+    async with open_client(server) as retriever:
+        searches = [asyncio.create_task(retriever.search([str(number)])) for number in range(16)]
+        for round_ in range(1, 9):
+            await wait_until_async(lambda due=2 * round_: len(server.requests) == due)
+            assert QUEUED.labels("retriever")._value.get() == 16 - 2 * round_
+            waits = {wait["what"]: (wait["count"], wait["why_unlimited"]) for wait in list_waits()}
+            assert waits["answers"] == (2, "")
+            if round_ < 8:
+                assert waits["a free connection"] == (16 - 2 * round_, "calls before it end within their limits")
+            loop_clock.skip(0.9 * LONG_S)
+            server.release(2)
+        await asyncio.gather(*searches)
+    assert all(request["timeout_s"] > LONG_S / 2 for request in server.requests)
+    assert [read_total(counter) for counter in (OPENED, calls.GIVEN_UP, calls.RETRIED)] == before
 
 
 def test_a_circuit_allows_one_probe_at_a_time() -> None:

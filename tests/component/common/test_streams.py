@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,35 @@ def test_a_trainer_of_an_older_epoch_is_fenced(client: StreamClient) -> None:
     client.publish(Policy(version=2, epoch=new, uri="resumed"))
     client.acknowledge_policy("replica-0", Replica(serving=Policy(version=2, epoch=new)))
     assert client.read_replicas()["replica-0"].serving.version == 2
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda client: client.reject(client.trajectories, b"1-1", b"content"),
+        lambda client: client.open_replies(client.key("validation-before"), 1),
+        lambda client: client.create_groups(client.key("validation-before")),
+        lambda client: client.claim_groups(client.key("validation-before"), 1, 0.0),  # which would create it again
+    ],
+    ids=["reject", "open_replies", "create_groups", "claim_groups"],
+)
+def test_a_replaced_trainer_changes_no_stream(
+    client: StreamClient, redis_server: RedisSettings, act: Callable[[StreamClient], object]
+) -> None:
+    client.acquire_epoch()
+    StreamClient(redis_server, "run").acquire_epoch()
+    client._redis.xadd(client.trajectories, {"m": make_group().SerializeToString()}, id="1-1")
+    with pytest.raises(FencedError, match="has taken over"):
+        act(client)
+    assert client.count_backlog(client.trajectories) == 1
+    assert not client._redis.exists(client.key("validation-before"), client.key("rejected"))
+
+
+def test_a_worker_rejects_prompts_whoever_is_the_trainer(client: StreamClient, redis_server: RedisSettings) -> None:
+    StreamClient(redis_server, "run").acquire_epoch()
+    client._redis.xadd(client.prompts, {"m": b"\xff\xff\xff"})
+    assert client.claim_prompts("a", 1, 0.1) == []
+    assert client.count_backlog(client.prompts) == 0
 
 
 def test_shifts_are_the_latest_trainers_and_are_replaced_only_by_who_knows_them(

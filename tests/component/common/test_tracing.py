@@ -288,7 +288,7 @@ def test_spans_beyond_the_queue_are_dropped_and_counted(monkeypatch: pytest.Monk
 def test_retries_of_a_call_are_events_of_the_active_span(receiver: Receiver) -> None:
     attempts = iter([TimeoutError("no answer"), TimeoutError("no answer"), None])
 
-    async def run_attempt() -> str:
+    async def run_attempt(_: float) -> str:
         if (error := next(attempts)) is not None:
             raise error
         return "done"
@@ -299,7 +299,7 @@ def test_retries_of_a_call_are_events_of_the_active_span(receiver: Receiver) -> 
         with suppress(UnavailableError), span("client"):
             await call(Circuit("retriever", "here"), fail_once, 0.05)
 
-    async def fail_once() -> str:
+    async def fail_once(_: float) -> str:
         raise TimeoutError("no answer")
 
     asyncio.run(run())

@@ -79,7 +79,6 @@ def vectors(remembering: Remembering) -> Vectors:
 def adopt(remembering: Remembering, tmp_path: Path) -> Adopt:
     """Adopts vectors [n, d] as an index of a type: `adopt("name", vectors, "SQ8", shards=2)`."""
     corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text("".join(json.dumps({"id": f"id-{n}", "contents": text}) + "\n" for n, text in enumerate(TEXTS)))
     settings = RetrieverSettings(cache_dir=tmp_path / "cache", mode=RetrievalMode.DENSE)
 
     def begin(
@@ -88,10 +87,17 @@ def adopt(remembering: Remembering, tmp_path: Path) -> Adopt:
         kind: str = "Flat",
         metric: int = faiss.METRIC_INNER_PRODUCT,
         shards: int = 1,
+        ids: Sequence[int] | None = None,
+        passages: int = len(TEXTS),
     ) -> Path:
+        lines = [json.dumps({"id": f"id-{n}", "contents": text}) + "\n" for n, text in enumerate(TEXTS[:passages])]
+        corpus.write_text("".join(lines))
         index = faiss.index_factory(vectors.shape[1], kind, metric)
         index.train(vectors[np.isfinite(vectors).all(axis=1)])
-        index.add(vectors)
+        if ids is None:
+            index.add(vectors)
+        else:
+            index.add_with_ids(vectors, np.asarray(ids, np.int64))
         file = tmp_path / f"{name}.faiss"
         faiss.write_index(index, str(file))
         recipe, processes = Recipe.from_settings(settings, remembering), Processes(1, settings)
@@ -133,8 +139,30 @@ def test_other_types_and_precisions_agree_and_reversed_rows_do_not(adopt: Adopt,
 def test_types_that_give_no_vectors_back_are_searched(adopt: Adopt, vectors: Vectors) -> None:
     assert adopt("good", vectors, "IVF4,PQ96x4fs").exists()
     turned = np.concatenate([vectors[:168], vectors[168:][::-1]])
-    with pytest.raises(DataError, match=r"sampled passages are not among the 100 nearest of their own text"):
+    with pytest.raises(DataError, match=r"sampled passages are not among the 27 nearest of their own text"):
         adopt("turned", turned, "IVF4,PQ96x4fs")
+
+
+@pytest.mark.parametrize("kind", ["IDMap,Flat", "IDMap2,Flat", "IDMap,IVF4,PQ96x4fs", "PCA32,IDMap,Flat"])
+@pytest.mark.parametrize("passages", [60, len(TEXTS)])
+def test_a_map_of_ids_is_refused(adopt: Adopt, vectors: Vectors, kind: str, passages: int) -> None:
+    for ids in (range(1000, 1000 + passages), range(passages)[::-1], range(passages)):
+        with pytest.raises(UserError, match=r"maps its rows to ids of its own \(IndexIDMap\), expected row n to be"):
+            adopt("mapped", vectors[:passages], kind, ids=ids, passages=passages)
+
+
+@pytest.mark.parametrize("kind", ["IVF4,Flat", "IVF4,SQ8", "IVF4,PQ96x4fs", "PCA32,IVF4,Flat"])
+@pytest.mark.parametrize("passages", [60, len(TEXTS)])
+def test_ids_in_lists_are_those_of_the_passages(adopt: Adopt, vectors: Vectors, kind: str, passages: int) -> None:
+    turned = np.ascontiguousarray(vectors[:passages][::-1])
+    given = adopt("turned", turned, kind, ids=range(passages)[::-1], passages=passages)
+    assert manifest.read_manifest(given).passages == passages
+    with pytest.raises(DataError, match=rf"ids of its own: {passages} of the numbers from 0 to {passages - 1} are not"):
+        adopt("far", turned, kind, ids=range(1000, 1000 + passages), passages=passages)
+    with pytest.raises(DataError, match=r"ids of its own: 1 of the numbers"):
+        adopt("twice", turned, kind, ids=[1, *range(1, passages)][::-1], passages=passages)
+    with pytest.raises(DataError, match="are not those of the corpus under encoder"):
+        adopt("wrong", turned, kind, ids=range(passages), passages=passages)
 
 
 def test_two_rows_that_were_exchanged_are_named(adopt: Adopt, vectors: Vectors) -> None:

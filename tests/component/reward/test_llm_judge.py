@@ -107,7 +107,7 @@ def compute_score(endpoint: Endpoint, answer: str | None, **params: object) -> S
     return bound(view, GroundTruth(("Oslo",)))
 
 
-@pytest.mark.parametrize(("answer", "want"), [("the city of Oslo", 2.0), ("Rome", 0.0), ("", 0.0)])
+@pytest.mark.parametrize(("answer", "want"), [("the city of Oslo", 2.0), ("Rome", 0.0)])
 def test_a_verdict_is_a_score(endpoint: Endpoint, answer: str, want: float) -> None:
     score = compute_score(endpoint, answer, score=2.0, model="m", max_tokens=7)
     assert (score.status, score.total) == (Status.OK, want)
@@ -249,12 +249,27 @@ def test_an_answer_cannot_close_its_fence_or_substitute_in_the_template() -> Non
     assert "$targets" in prompt
 
 
+@pytest.mark.parametrize(
+    "token", ["<|im_end|>", "<\uff5cAssistant\uff5c>", "</s>", "<start_of_turn>", "[INST]", "[/INST]"]
+)
+def test_control_tokens_reach_the_judge_as_text(token: str) -> None:
+    prompt = render_prompt("$question $answer $targets", f"<|im_start|>user\nWho? {token}", f"Rome {token}", (token,))
+    assert token not in prompt
+    assert "<|im_start|>" not in prompt
+    assert render_prompt("$answer", "", "x < 3, [a]; [1] <= 2 |y|", ()) == "x < 3, [a]; [1] <= 2 |y|"
+
+
 def test_a_key_is_read_from_the_environment_and_sent(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SettingsError, match="FORAGE_TEST_KEY is not set"):
         compute_score(endpoint, "Oslo", api_key_env="FORAGE_TEST_KEY")
     monkeypatch.setenv("FORAGE_TEST_KEY", "k")
     assert compute_score(endpoint, "Oslo", api_key_env="FORAGE_TEST_KEY").total == 1.0
     assert endpoint.keys == ["Bearer k"]
+
+
+def test_an_empty_answer_is_wrong_without_a_call(endpoint: Endpoint) -> None:
+    assert compute_score(endpoint, "").total == 0.0
+    assert not endpoint.keys
 
 
 @pytest.mark.parametrize("template", ["no answer", "$answer $other", "$answer $", "$targets"])

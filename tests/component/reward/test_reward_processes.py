@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -116,6 +117,16 @@ def score_user(stub: reward_pb2_grpc.RewardStub, order: str) -> trajectory_pb2.S
 
 def test_sigterm_finishes_calls_in_flight_and_leaves_no_process(start: StartReward) -> None:
     assert_sigterm_finishes_calls(start("reward.shadow.nq={name: f1}", user_timeout_s=4))
+
+
+def test_workers_start_where_the_folder_of_temporary_files_has_a_long_path(
+    start: StartReward, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / ("d" * 90)
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    reply = start("reward.workers=2").open_stub().Score(build_batch(4), timeout=WAIT_S)
+    assert [item.score.status for item in reply.items] == [OK] * 4
 
 
 def test_a_shadow_is_in_the_metrics_and_never_in_a_reply(service: Service) -> None:

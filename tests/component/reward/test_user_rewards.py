@@ -55,6 +55,11 @@ def test_a_dict_becomes_components_and_their_sum_without_those_for_logs(router: 
     ]
 
 
+def test_a_bool_is_a_score(router: RewardRouter) -> None:
+    score = score_order(router, "bool")
+    assert (score.status, score.total) == (OK, 1.0)
+
+
 def test_a_user_reward_may_be_part_of_a_composition(router: RewardRouter) -> None:
     assert score_order(router, "number", "both").total == 1.0 + 2.0 * 3.0
     assert score_order(router, "none", "both").status == INTERNAL
@@ -65,7 +70,6 @@ def test_a_user_reward_may_be_part_of_a_composition(router: RewardRouter) -> Non
     [
         ("none", INTERNAL, "returned a NoneType as value"),
         ("text", INTERNAL, "returned a str as value"),
-        ("bool", INTERNAL, "returned a bool as value"),
         ("list", INTERNAL, "returned a list as value"),
         ("nan", INTERNAL, "returned nan as value"),
         ("inf", INTERNAL, "returned inf as value"),

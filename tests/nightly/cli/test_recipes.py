@@ -19,6 +19,10 @@ REPOSITORY = Path(__file__).parents[3]
 RECIPES = sorted((REPOSITORY / "configs").glob("*.yaml"))
 
 
+QUESTIONS = 512
+"""The largest batch of a recipe: with fewer questions it could not train."""
+
+
 NAMES = [recipe.stem for recipe in RECIPES]
 
 
@@ -29,9 +33,10 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = folder / "data"
     write.build_world(data / "world", 0)
     knowledge_graph.build_knowledge_graph(data / "knowledge_graph", 0)
-    countdown.build_countdown(data / "countdown", {"train": 20, "test": 5}, [3], 99, 0)
-    countdown.build_countdown(data / "countdown_tiny", {"train": 20, "test": 5}, [3], 99, 0, max_number=12)
-    (folder / "rows.jsonl").write_text(json.dumps({"id": "0", "question": "who", "golden_answers": ["x"]}) + "\n")
+    countdown.build_countdown(data / "countdown", {"train": QUESTIONS, "test": 5}, [3], 99, 0)
+    countdown.build_countdown(data / "countdown_tiny", {"train": QUESTIONS, "test": 5}, [3], 99, 0, max_number=12)
+    rows = [{"id": str(number), "question": "who", "golden_answers": ["x"]} for number in range(QUESTIONS)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for source, splits in SPLITS.items():
         convert_collection(source, dict.fromkeys(splits, folder / "rows.jsonl"), data / source)
     (data / "wiki-18").mkdir()

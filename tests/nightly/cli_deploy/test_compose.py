@@ -474,3 +474,12 @@ def test_an_unknown_command_is_refused() -> None:
     ended = subprocess.run([SCRIPT, "start"], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
     assert "the command is 'start', expected up, down, logs or rotate" in ended.stderr
+
+
+def test_services_listen_on_ipv6_where_the_environment_says_so() -> None:
+    resolved = json.loads(run_config("--format", "json", LISTEN_HOST="[::]").stdout)
+    for name in ("retriever", "reward", "rollout", "trainer", "console"):
+        own = {key: value for key, value in resolved["services"][name]["environment"].items() if name.upper() in key}
+        listening = {key: value for key, value in own.items() if key.endswith("_ADDRESS")}
+        assert listening, name
+        assert all(value.startswith("[::]:") for value in listening.values()), listening

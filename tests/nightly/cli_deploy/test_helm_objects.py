@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from deployment_tools import find_packages
-from helm_chart import MATRIX, NAMESPACE, Object, describe, find_object, list_pods, render
+from helm_chart import MATRIX, NAMESPACE, Object, describe, find_object, list_pods, render, render_values, run_template
 
 VERSIONS = ("1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 CUSTOM = yaml.safe_load((Path(__file__).parent / "crds.yaml").read_text())
@@ -242,3 +243,17 @@ def test_addresses_in_the_settings_are_those_of_the_services(name: str) -> None:
                 continue
             assert int(port) in {entry["port"] for entry in services[host]["spec"]["ports"]}
             assert listening[f"FORAGE__{section}__{key}".upper()] == f"0.0.0.0:{port}"
+
+
+def test_services_listen_on_ipv6_where_the_values_say_so() -> None:
+    listening = [
+        (entry["name"], entry["value"])
+        for item in render_values({"listenHost": "::"})
+        for _, pod in list_pods(item)
+        for container in pod["spec"]["containers"]
+        for entry in container.get("env", [])
+        if entry["name"].endswith("_ADDRESS")
+    ]
+    assert len(listening) >= 8
+    assert all(re.fullmatch(r"\[::\]:\d+", value) for _, value in listening), listening
+    assert "listenHost" in run_template({"listenHost": "everywhere"}).stderr

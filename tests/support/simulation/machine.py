@@ -161,6 +161,7 @@ def install(world: World, disk: Disk, on_change: Hook, others: Iterable[tuple[An
 
     others: what else is replaced: (owner, name, value).
     """
+    from forage_common.streams import groups
     from forage_rollout.deployments import shifts as engine_shifts
     from forage_trainer import files, shifts
     from forage_trainer.checkpoints import checkpoint
@@ -239,6 +240,7 @@ def install(world: World, disk: Disk, on_change: Hook, others: Iterable[tuple[An
         (os, "kill", kill),
         (os, "urandom", seeded.randbytes),
         (shutil, "disk_usage", usage),
+        (groups, "ThreadPoolExecutor", lambda *_: _Threads(world)),
         (batcher, "ThreadPoolExecutor", lambda *_: _Threads(world)),
         (files, "ThreadPoolExecutor", lambda *_: _Threads(world)),
         (checkpoint, "ThreadPoolExecutor", lambda *_: _Threads(world)),

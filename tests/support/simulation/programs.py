@@ -53,6 +53,7 @@ from forage_rollout.weights.holding import hold_policy  # noqa: E402
 from forage_rollout.weights.policy import is_newer  # noqa: E402
 from forage_trainer import shifts as trainer_shifts  # noqa: E402
 from forage_trainer.checkpoints.rollbacks import RolledBackError  # noqa: E402
+from forage_trainer.checkpoints.start import require_resumable  # noqa: E402
 from forage_trainer.data.batcher import BatchTimeoutError, StaleGroupsError  # noqa: E402
 from forage_trainer.loop import TrainingLoop  # noqa: E402
 from forage_trainer.run import EXIT_FAILED, EXIT_ROLLED_BACK, EXIT_STOPPED  # noqa: E402
@@ -171,7 +172,9 @@ class Programs:
         retry, shifts = RedisRetry(stop, health), None
         try:
             if trainer.placement == "colocated":
-                shifts = trainer_shifts.Shifts(streams, retry, stop, trainer.batch_timeout_s)
+                # The clock of now: its default is the one of the real machine.
+                shifts = trainer_shifts.Shifts(streams, retry, stop, trainer.batch_timeout_s, time.monotonic)
+                require_resumable(self.settings, streams, retry, worker.world_size)
                 retry(streams.acquire_epoch)
                 shifts.take()
                 self.gpus.take(TRAINER)

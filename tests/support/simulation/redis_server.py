@@ -18,7 +18,7 @@ from simulation.world import Process, Signal, World
 
 _LATENCY_S = 0.002
 _COPIES = 40
-_NO_GROUPS = (b"rejected", b"announced", b"served")
+_NO_GROUPS = (b"rejected", b"announced", b"served", b"finished")
 _GARBLED = b"\xff\xff\xff"
 Hook = Callable[[str, Callable[[], Any]], Any]
 """Called around every command that may change something: (what it is, the command)."""

@@ -152,6 +152,18 @@ def test_endpoints_and_the_running_policy_are_resolved() -> None:
     assert (resolve_policy("running").kind, resolve_policy("now=running").label) == (Kind.RUNNING, "now")
 
 
+def test_an_endpoints_login_is_in_no_name_and_in_no_error() -> None:
+    policy = resolve_policy("http://user:S3cr3t@host:1/v1")
+    assert (policy.label, policy.source, policy.url) == (
+        "host-1",
+        "http://***@host:1/v1",
+        "http://user:S3cr3t@host:1/v1",
+    )
+    with pytest.raises(UserError, match=r"--policy .*not shown.*percent-encode") as error:
+        resolve_policy("http://user:p@ss/w#S3cr3t@host:1/v1")
+    assert "S3cr3t" not in str(error.value)
+
+
 def test_the_untrained_policy_is_that_of_the_run(run: Path, repository: Path) -> None:
     trained = resolve_policy(f"{run}@latest")
     policy = find_untrained([trained], None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -12,40 +14,71 @@ from model_folders import write_smallest_model
 
 from forage_cli.local import preflight
 from forage_common.errors import DataError, UserError
-from forage_common.settings import load_settings
+from forage_common.settings import Settings, load_settings
+from forage_records.questions import COLUMNS
+from forage_records.training import check_training
+
+ROW = {
+    "data_source": "world_facts",
+    "prompt": [{"role": "user", "content": "?"}],
+    "reward_model": {"style": "rule", "ground_truth": {"target": ["Oslo"]}},
+    "extra_info": {"index": 0, "split": "train"},
+}
 
 
-def write_rows(file: Path, leave_out: str = "", source: str = "world_facts") -> Path:
-    row = {
-        "data_source": source,
-        "prompt": [{"role": "user", "content": "?"}],
-        "reward_model": {"style": "rule"},
-        "extra_info": {"index": 0},
-    }
-    row.pop(leave_out, None)
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), file)
+def write_rows(file: Path, *rows: dict[str, Any]) -> Path:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows or [ROW])), file)
     return file
+
+
+def give_golds(*golds: str, index: int = 0) -> dict[str, Any]:
+    return ROW | {
+        "reward_model": {"style": "rule", "ground_truth": {"target": list(golds)}},
+        "extra_info": {"index": index, "split": "train"},
+    }
+
+
+def load_files(train: Path, val: Path | None = None, *overrides: str) -> Settings:
+    files = [f"data.train_files=[{train}]", f"data.val_files=[{val or train}]"]
+    sizes = ["data.train_batch_size=1", *(f"trainer.{model}.ppo_mini_batch_size=1" for model in ("actor", "critic"))]
+    return load_settings(None, [*files, *sizes, *overrides], {})
 
 
 def test_a_broken_line_deep_in_a_corpus_is_named_by_its_number(tmp_path: Path) -> None:
     file = tmp_path / "corpus.jsonl"
     file.write_text('{"id": "1", "contents": "x"}\n' * 2000 + "{oops\n")
-    with pytest.raises(DataError, match=r"corpus\.jsonl, line 2001 is not a passage"):
+    with pytest.raises(DataError, match=r"corpus\.jsonl:2001 is not JSON"):
         preflight.check_corpus(file)
 
 
 def test_an_empty_corpus_is_named(tmp_path: Path) -> None:
-    (tmp_path / "corpus.jsonl").touch()
+    (tmp_path / "corpus.jsonl").write_text("\n\n")
     with pytest.raises(DataError, match=r"corpus\.jsonl is empty"):
         preflight.check_corpus(tmp_path / "corpus.jsonl")
 
 
-@pytest.mark.parametrize("line", ["", "not json", "[]", '{"id": 3, "contents": "x"}', '{"id": "3"}'])
+@pytest.mark.parametrize("line", ["not json", "[]", '{"id": 3.5, "contents": "x"}', '{"id": "3"}'])
 def test_a_corpus_whose_first_line_is_no_passage_is_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "corpus.jsonl"
     file.write_text(line + "\n")
-    with pytest.raises(DataError, match=r"corpus\.jsonl, line 1 is not a passage: expected"):
+    with pytest.raises(DataError, match=r"corpus\.jsonl:1"):
         preflight.check_corpus(file)
+
+
+def test_what_the_retriever_reads_is_a_corpus(tmp_path: Path) -> None:
+    lines = '{"id": 1, "contents": "x"}\n{"id": "2", "contents": "y"}\n'
+    made = {
+        "numbers.jsonl": lines.encode(),
+        "mark.jsonl": b"\xef\xbb\xbf" + lines.encode(),
+        "blank.jsonl": b"\n" + lines.encode(),
+        "packed.jsonl.gz": gzip.compress(lines.encode()),
+        "folder/part.jsonl": lines.encode(),
+    }
+    (tmp_path / "folder").mkdir()
+    for name, content in made.items():
+        (tmp_path / name).write_bytes(content)
+        preflight.check_corpus(tmp_path / name)
+    preflight.check_corpus(tmp_path / "folder")
 
 
 def test_a_missing_corpus_is_named_with_the_command_that_makes_one(tmp_path: Path) -> None:
@@ -53,23 +86,88 @@ def test_a_missing_corpus_is_named_with_the_command_that_makes_one(tmp_path: Pat
         preflight.check_corpus(tmp_path / "none")
 
 
-@pytest.mark.parametrize("column", preflight.COLUMNS)
+@pytest.mark.parametrize("column", COLUMNS)
 def test_a_question_file_without_a_column_is_named_with_the_column(tmp_path: Path, column: str) -> None:
-    with pytest.raises(DataError, match=rf"q\.parquet lacks the column {column}"):
-        preflight.check_questions(write_rows(tmp_path / "q.parquet", leave_out=column), {"world_facts"})
+    file = write_rows(tmp_path / "q.parquet", {name: value for name, value in ROW.items() if name != column})
+    with pytest.raises(DataError, match=rf"q\.parquet lacks the column '{column}'"):
+        preflight.check_questions(load_files(file))
 
 
 def test_a_question_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
     file = tmp_path / "q.parquet"
     file.write_text(json.dumps({"a": 1}))
-    with pytest.raises(DataError, match=r"q\.parquet is not Parquet"):
-        preflight.check_questions(file, set())
+    with pytest.raises(DataError, match=r"q\.parquet cannot be read as Parquet"):
+        preflight.check_questions(load_files(file))
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([ROW | {"reward_model": {"ground_truth": "Oslo"}}], r"row 0: column 'reward_model\.ground_truth' .* 'Oslo'"),
+        ([ROW | {"extra_info": {"index": "0", "split": "train"}}], r"row 0: column 'extra_info\.index' .* '0'"),
+        ([ROW | {"extra_info": {"index": 0.0, "split": "train"}}], r"row 0: column 'extra_info\.index' .* 0\.0"),
+        ([ROW, ROW], r"row 1: data_source, extra_info\.split and extra_info\.index repeat those of .* row 0"),
+        ([ROW | {"data_source": 7}], r"row 0: column 'data_source' must be text, not 7"),
+    ],
+)
+def test_what_the_trainer_refuses_is_refused_before_the_start(
+    tmp_path: Path, rows: list[dict[str, Any]], words: str
+) -> None:
+    with pytest.raises(DataError, match=words):
+        preflight.check_questions(load_files(write_rows(tmp_path / "q.parquet", *rows)))
+
+
+def test_too_few_questions_are_refused_before_the_start(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "q.parquet")
+    with pytest.raises(DataError, match=r"1 usable questions, fewer than data\.train_batch_size = 2"):
+        preflight.check_questions(load_files(file, None, "data.train_batch_size=2"))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([ROW]).slice(0, 0), tmp_path / "none.parquet")
+    with pytest.raises(DataError, match=r"none\.parquet has no rows"):
+        preflight.check_questions(load_files(file, tmp_path / "none.parquet"))
+
+
+def test_accepted_answers_that_match_nothing_are_named(tmp_path: Path) -> None:
+    file = write_rows(
+        tmp_path / "q.parquet",
+        give_golds("Oslo", "The"),
+        *(give_golds(gold, index=index) for index, gold in enumerate(["A", "B", "?!", "", " the "], 1)),
+    )
+    train, val = preflight.check_questions(load_files(file))
+    for place in ("row 0: 'The'", "row 1: 'A'", "row 3: '?!'", "row 4: ''", "row 5: ' the '"):
+        assert f"{file} {place}" in train
+    assert train.startswith("data.train_files: 5 accepted answers match nothing")
+    assert "4 of them are the only one of their question" in train
+    assert val == train.replace("train_files", "val_files")
+    fine = write_rows(tmp_path / "fine.parquet")
+    assert preflight.check_questions(load_files(fine)) == []
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "grpo_multiturn", "rloo"])
+def test_one_sample_of_a_prompt_is_refused_where_samples_are_compared(tmp_path: Path, estimator: str) -> None:
+    write_smallest_model(tmp_path)
+    (tmp_path / "corpus.jsonl").write_text('{"id": "1", "contents": "x"}\n')
+    file = write_rows(tmp_path / "q.parquet")
+    paths = [f"model.path={tmp_path / 'model'}", f"data.corpus={tmp_path}/corpus.jsonl", "rollout.n=1"]
+    settings = load_files(file, None, *paths, f"trainer.algorithm.adv_estimator={estimator}")
+    with pytest.raises(UserError, match=rf"rollout\.n must be at least 2, not 1: {estimator} compares the samples"):
+        preflight.check_files(settings)
+    assert preflight.check_files(settings, training=False) == []
+    for alone in ("gae", "reinforce_plus_plus"):
+        assert preflight.check_files(load_files(file, None, *paths, f"trainer.algorithm.adv_estimator={alone}")) == []
+
+
+def test_a_policy_that_is_never_trained_is_refused() -> None:
+    gae = ["trainer.algorithm.adv_estimator=gae", "trainer.total_training_steps=10"]
+    check_training(load_settings(None, [*gae, "trainer.critic_warmup=9"], {}))
+    with pytest.raises(UserError, match=r"critic_warmup = 10 must be less than trainer\.total_training_steps = 10"):
+        check_training(load_settings(None, [*gae, "trainer.critic_warmup=10"], {}))
 
 
 def test_a_data_source_without_a_reward_is_named_before_the_run_starts(tmp_path: Path) -> None:
-    file = write_rows(tmp_path / "q.parquet", source="nq")
+    file = write_rows(tmp_path / "q.parquet", ROW | {"data_source": "nq"})
+    overrides = ["reward.routes={world_facts: {name: em}}"]
     with pytest.raises(UserError, match=r"'nq' of .*q\.parquet has no reward: add reward\.routes\.nq\.name"):
-        preflight.check_questions(file, {"world_facts"})
+        preflight.check_questions(load_files(file, None, *overrides))
 
 
 def test_too_little_disk_space_is_named_with_the_space_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,8 +206,8 @@ def test_trajectories_longer_than_a_micro_batch_are_refused_with_the_numbers(tmp
     write_smallest_model(tmp_path)
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"id": "1", "contents": "x"}\n')
-    files = [f"data.train_files=[{write_rows(tmp_path / 'q.parquet')}]", f"data.val_files=[{tmp_path / 'q.parquet'}]"]
-    settings = load_settings(None, [f"model.path={tmp_path / 'model'}", f"data.corpus={corpus}", *files])
+    paths = [f"model.path={tmp_path / 'model'}", f"data.corpus={corpus}"]
+    settings = load_files(write_rows(tmp_path / "q.parquet"), None, *paths)
     preflight.check_files(settings)
     rollout = settings.rollout.model_copy(update={"max_turns": 31})
     long = settings.model_copy(update={"rollout": rollout})

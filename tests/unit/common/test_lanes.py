@@ -7,7 +7,9 @@ import asyncio
 import httpx  # lint: socket because no client is connected
 import pytest
 
+from forage_common.clients.concurrency import QUEUED, Slots
 from forage_common.clients.lanes import Lanes
+from forage_common.telemetry.waits import waiting
 
 
 async def test_no_more_clients_than_allowed_are_in_use_and_requests_wait_in_their_order() -> None:
@@ -17,17 +19,19 @@ async def test_no_more_clients_than_allowed_are_in_use_and_requests_wait_in_thei
         made.append(httpx.AsyncClient())
         return made[-1]
 
-    lanes = Lanes(make, 3)
+    lanes, slots = Lanes(make), Slots("lanes", 3)
 
     async def use(number: int) -> None:
         nonlocal most
-        async with lanes.take() as client:
-            assert client not in in_use
-            in_use.add(client)
-            order.append(number)
-            most = max(most, len(in_use))
-            await asyncio.sleep(0)
-            in_use.discard(client)
+        with waiting("answers", on="lanes", limit_s=1.0) as wait:
+            async with slots.take(wait):
+                with lanes.take() as client:
+                    assert client not in in_use
+                    in_use.add(client)
+                    order.append(number)
+                    most = max(most, len(in_use))
+                    await asyncio.sleep(0)
+                    in_use.discard(client)
 
     in_use: set[httpx.AsyncClient] = set()
     await asyncio.gather(*map(use, range(20)))
@@ -36,22 +40,32 @@ async def test_no_more_clients_than_allowed_are_in_use_and_requests_wait_in_thei
     assert all(client.is_closed for client in made)
 
 
-async def test_a_request_that_fails_or_is_cancelled_gives_its_client_back() -> None:
-    lanes = Lanes(httpx.AsyncClient, 1)
+async def test_a_request_that_fails_or_is_cancelled_gives_its_client_and_its_slot_back() -> None:
+    made: list[httpx.AsyncClient] = []
 
-    async def fail() -> None:
-        async with lanes.take():
-            raise ValueError("refused")
+    def make() -> httpx.AsyncClient:
+        made.append(httpx.AsyncClient())
+        return made[-1]
 
-    async def wait() -> None:
-        async with lanes.take():
-            await asyncio.Event().wait()
+    lanes, slots = Lanes(make), Slots("lanes", 1)
+
+    async def use(error: Exception | None) -> None:
+        with waiting("answers", on="lanes", limit_s=1.0) as wait:
+            async with slots.take(wait):
+                with lanes.take():
+                    if error is not None:
+                        raise error
+                    await asyncio.Event().wait()
 
     with pytest.raises(ValueError, match="refused"):
-        await fail()
-    waiting = asyncio.create_task(wait())
+        await use(ValueError("refused"))
+    running, queued = asyncio.create_task(use(None)), asyncio.create_task(use(None))
     await asyncio.sleep(0)
-    waiting.cancel()
-    async with lanes.take() as client:
-        assert not client.is_closed
+    assert QUEUED.labels("lanes")._value.get() == 1
+    for task in (queued, running):
+        task.cancel()
+    await asyncio.gather(queued, running, return_exceptions=True)
+    with pytest.raises(ValueError, match="again"):
+        await use(ValueError("again"))
+    assert (len(made), QUEUED.labels("lanes")._value.get()) == (1, 0)
     await lanes.close()

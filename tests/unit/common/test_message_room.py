@@ -6,6 +6,7 @@ import asyncio
 import random
 
 import pytest
+from loop_clock import LoopClock, loop_clock
 
 from forage_common.clients.calls import RefusedError
 from forage_common.clients.reward import split_items
@@ -14,6 +15,7 @@ from forage_common.v1.reward_pb2 import ScoreItem
 from forage_common.v1.trajectory_pb2 import Span
 
 MIB = 2**20
+__all__ = ["loop_clock"]
 
 
 async def pause(turns: int) -> None:
@@ -72,6 +74,31 @@ async def test_no_byte_is_lost_by_callers_that_give_up_at_any_moment() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     assert held == 0
     (await room.take(10, 0.1)).shrink(0)
+
+
+async def test_a_time_out_that_meets_a_grant_keeps_the_room(loop_clock: LoopClock) -> None:
+    """From Python 3.12 on `asyncio.wait_for` ends such a wait with TimeoutError, though the future has a result."""
+    room, loop = MessageRoom(8, 8), asyncio.get_running_loop()
+    for _ in range(3):
+        held = await room.take(8)
+        waiting = asyncio.create_task(room.take(8, 100.0))
+        await pause(3)
+        loop.call_later(99.0, held.shrink, 0)  # both are due in one round of the loop, the grant first
+        loop_clock.skip(200.0)
+        (await waiting).shrink(0)
+    (await room.take(8, 0.1)).shrink(0)
+
+
+async def test_a_cancelled_wait_that_meets_a_grant_gives_the_room_back() -> None:
+    room = MessageRoom(8, 8)
+    held = await room.take(8)
+    waiting = asyncio.create_task(room.take(8, 100.0))
+    await pause(3)
+    held.shrink(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    (await room.take(8, 0.1)).shrink(0)
 
 
 def test_a_large_batch_is_sent_in_parts_that_the_service_reads() -> None:

@@ -14,7 +14,7 @@ from forage_common.v1.packed_pb2 import PackedGroup
 @pytest.mark.parametrize("columns", [b"swapped!", b"longer than before"])
 def test_another_groups_content_is_not_taken_for_this_one(tmp_path: Path, columns: bytes) -> None:
     payloads = Payloads(load_settings(None, [f"run.dir={tmp_path}", "run.id=run"]))
-    stored = payloads.put("trajectories", PackedGroup(columns=b"original"))
+    stored = payloads.put("trajectories", "0" * 16, PackedGroup(columns=b"original"))
     assert stored is not None
     (file,) = (tmp_path / "run/groups/trajectories").iterdir()
     content = file.read_bytes()

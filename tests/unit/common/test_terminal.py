@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import unicodedata
 
 import pytest
@@ -14,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forage_common.text.console import TextConsole
-from forage_common.text.terminal import echo, printable
+from forage_common.text.terminal import echo, escape_unencodable, printable
 
 HOSTILE = [
     "\x1b[2J\x1b[H",  # clear the screen
@@ -89,3 +90,11 @@ def test_a_console_prints_texts_of_others_as_they_are(text: str) -> None:
 def test_echo_prints_what_no_encoding_has(capsys: pytest.CaptureFixture[str]) -> None:
     echo("a\ud800\x1b[2J")
     assert capsys.readouterr().out == "a\\ud800\\u001b[2J\n"
+
+
+def test_output_escapes_what_its_encoding_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    escape_unencodable()
+    echo("✓ 富士山")
+    assert written.getvalue() == b"\\u2713 \\u5bcc\\u58eb\\u5c71\n"

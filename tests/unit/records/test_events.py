@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,23 @@ def test_a_full_disk_does_not_hold_up_the_run(
     log.append(EventKind.END, "last", 9)
     assert [event.text for event in read_events(tmp_path)] == ["first", "last"]
     assert (tmp_path / FILE).read_text().endswith("\n")
+
+
+SEPARATORS = "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e\r"
+"""What `str.splitlines` takes for the end of a line, and JSON for a character of a text."""
+
+
+def test_a_separator_inside_a_text_ends_no_line(tmp_path: Path) -> None:
+    log = EventLog(tmp_path)
+    log.append(EventKind.FAILURE, f"before{SEPARATORS}after")
+    # Lines of another writer, with the characters themselves.
+    line = json.dumps({"time": 1.0, "kind": "guard", "text": f"a{SEPARATORS[:3]}b"}, ensure_ascii=False)
+    with (tmp_path / "events.jsonl").open("ab") as file:
+        file.write(f"{line}\n".encode())
+    assert [event.text for event in read_events(tmp_path)] == [f"before{SEPARATORS}after", f"a{SEPARATORS[:3]}b"]
+
+
+def test_an_event_with_half_of_a_character_is_written(tmp_path: Path) -> None:
+    EventLog(tmp_path).append(EventKind.FAILURE, "half \ud800")
+    (event,) = read_events(tmp_path)
+    assert event.text.startswith("half ")

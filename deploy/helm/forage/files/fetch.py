@@ -30,7 +30,7 @@ def fetch(url: str, target: Path) -> bool:
     target.parent.mkdir(parents=True, exist_ok=True)
     source = target.with_name(f".{target.name}.url")
     with _lock(target):
-        if target.exists() and (not source.exists() or source.read_text() == url):
+        if target.exists() and (not source.exists() or source.read_text(encoding="utf-8") == url):
             return False
         with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as staging_dir:
             new, old = Path(staging_dir) / "new", Path(staging_dir) / "old"
@@ -38,9 +38,9 @@ def fetch(url: str, target: Path) -> bool:
             os.sync()
             if target.exists():
                 target.rename(old)
-            source.write_text("")
+            source.write_text("", encoding="utf-8")
             new.rename(target)
-            source.write_text(url)
+            source.write_text(url, encoding="utf-8")
     return True
 
 

@@ -106,7 +106,12 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{/* Environment of a service. It listens on every address; the settings file has its DNS names for clients. */}}
+{{/* The host of an address that services listen on */}}
+{{- define "forage.listenHost" -}}
+{{ ternary (printf "[%s]" .Values.listenHost) .Values.listenHost (contains ":" .Values.listenHost) }}
+{{- end }}
+
+{{/* Environment of a service. It listens on listenHost; the settings file has its DNS names for clients. */}}
 {{- define "forage.env" -}}
 {{- $threads := default dict (index .root.Values.settings .component) -}}
 - {name: HOME, value: /tmp}
@@ -117,7 +122,7 @@ annotations:
 - {name: OMP_WAIT_POLICY, value: PASSIVE}   # spinning idle threads make an update ten times slower
 - {name: OMP_NUM_THREADS, value: {{ default (ternary 2 1 (eq .component "trainer")) $threads.threads | quote }}}
 {{- range $port, $number := index (include "forage.ports" .root | fromYaml) .component }}
-- {name: FORAGE__{{ upper $.component }}__{{ upper $port }}_ADDRESS, value: "0.0.0.0:{{ $number }}"}
+- {name: FORAGE__{{ upper $.component }}__{{ upper $port }}_ADDRESS, value: "{{ include "forage.listenHost" $.root }}:{{ $number }}"}
 {{- end }}
 {{- if has .component (list "rollout" "trainer" "console") }}
 {{ include "forage.redis.env" . }}

@@ -24,7 +24,7 @@ autoscalerOptions:
 {{- end }}
 headGroupSpec:
   rayStartParams:
-    dashboard-host: 0.0.0.0   # for submissions by the operator
+    dashboard-host: {{ .root.Values.listenHost | quote }}   # for submissions by the operator
     num-cpus: "0"             # the head runs no tasks
     disable-usage-stats: "true"
   template:

@@ -80,6 +80,8 @@ def explain(
 def check(overrides: Overrides = None, config: Config = None) -> None:
     """Check the settings and every file they name, without starting anything.
 
+    Corpus and questions are read as the retriever and the trainer read them. Warns of accepted answers that no answer
+    matches.
     Prints the memory that the recipe needs in Redis. If the server runs, warns where it gives less, or can lose writes,
     and where the run's rollout service gives a data source another environment. Prints what the retriever answers on
     this machine, and warns where that is less than the run's trajectories ask, or where the recipe does not fit GPUs
@@ -98,13 +100,14 @@ def check(overrides: Overrides = None, config: Config = None) -> None:
     from forage_common.settings import load_settings
 
     settings = load_settings(config, overrides or [])
-    check_files(settings)
+    warnings = check_files(settings)
     typer.echo("the settings are valid, and the files they name can be used")
     typer.echo(f"Redis: {estimate_stream_memory(settings)}")
     searches = estimate_searches(settings)
     if searches is not None:
         typer.echo(f"searches: {describe_searches(searches)}")
-    for problem in (*check_redis(settings), *find_environment_problems(settings), *find_plan_problems(settings)):
+    warnings += (*check_redis(settings), *find_environment_problems(settings), *find_plan_problems(settings))
+    for problem in warnings:
         echo(f"warning: {problem}", err=True)
 
 

@@ -18,6 +18,8 @@ from forage_cli.terminal.tables import make_table
 from forage_common.errors import UserError
 from forage_common.text.console import TextConsole
 
+_PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "no_proxy", "no_grpc_proxy"})
+
 
 @dataclass(frozen=True)
 class Check:
@@ -33,9 +35,10 @@ def doctor(config: Config = None, base_port: BasePort = None) -> None:
     """Check this machine, and print what is missing and how to fix it. Exit code 1: something must be fixed."""
     console = TextConsole()
     table = make_table("", "check", "value", "fix", left=4)
+    passed, failed = ("✓", "✗") if console.encoding.startswith("utf") else ("ok", "no")
     broken = False
     for check in run_checks(config, base_port):
-        mark = ("✓", "green") if not check.fix else ("✗", "red") if check.fatal else ("!", "yellow")
+        mark = (passed, "green") if not check.fix else (failed, "red") if check.fatal else ("!", "yellow")
         table.add_row(Text(*mark), check.subject, check.value, check.fix)
         broken |= bool(check.fix) and check.fatal
     console.print(table)
@@ -63,6 +66,7 @@ def run_checks(config: Path | None, base_port: int | None) -> Iterator[Check]:
         shared = shutil.disk_usage("/dev/shm").free / 2**30
         fix = "" if shared >= 0.3 else "Ray falls back to slower files: enlarge /dev/shm (docker: --shm-size=1g)"
         yield Check("shared memory", f"{shared:.1f} GiB", fix, fatal=False)
+    yield from check_proxy(os.environ)
     builds: dict[str, str] = {}
     for program in stack.Program:
         if program is stack.Program.REDIS:
@@ -93,6 +97,12 @@ def run_checks(config: Path | None, base_port: int | None) -> Iterator[Check]:
     for name, address in stack.list_addresses(settings, stack.TRAINING).items():
         yield _run_check(name, address, preflight.check_port, name, address)
     yield replace(_run_check("console", console.find_url(settings), console.check_console, settings), fatal=False)
+
+
+def check_proxy(environ: Mapping[str, str]) -> Iterator[Check]:
+    """Name the variables of a proxy, which may hold a password."""
+    if found := sorted(name for name in environ if name.lower() in _PROXIES):
+        yield Check("proxy", f"{', '.join(found)}: downloads use it, calls between services do not")
 
 
 def check_gpus(builds: Mapping[str, str]) -> Iterator[Check]:

@@ -132,12 +132,12 @@ def _sample_missing(
     console: Console,
 ) -> Path:
     """Sample the trajectories that the folder lacks; returns the file with one trajectory per question."""
+    from forage_cli.datasets.question_file import read_and_warn
     from forage_common.files.model_folder import read_end_of_turn
     from forage_records import sampling
-    from forage_records.questions import read_questions
     from forage_records.trajectory_file import TrajectoryWriter
 
-    prompts = sampling.build_prompts(read_questions([questions]).rows[:limit], settings, 1, False, seed)
+    prompts = sampling.build_prompts(read_and_warn([questions]).rows[:limit], settings, 1, False, seed)
     with folder.sampled() as journal:
         known = {trajectory.id for trajectory in journal.read()}
         left = [prompt for prompt in prompts if not sampling.trajectory_ids(prompt) <= known]

@@ -50,16 +50,16 @@ def sample(
 
       forage rollout sample data/world/test.parquet --limit 100 --samples 4 --out trajectories.parquet
     """
+    from forage_cli.datasets.question_file import read_and_warn
     from forage_cli.local import serving
     from forage_cli.local.stack import SERVING
     from forage_common.files.model_folder import read_end_of_turn
     from forage_records import sampling
-    from forage_records.questions import read_questions
     from forage_records.trajectory_file import TrajectoryWriter, read_ids
 
     console = TextConsole()
     settings = load_run_settings(config, overrides, base_port, "sample")
-    prompts = sampling.build_prompts(read_questions([questions]).rows[:limit], settings, samples, greedy, seed)
+    prompts = sampling.build_prompts(read_and_warn([questions]).rows[:limit], settings, samples, greedy, seed)
     done = read_ids(out)
     left = [prompt for prompt in prompts if not sampling.trajectory_ids(prompt) <= done]
     with serving.ensure_services(settings, console, SERVING, model) as settings:

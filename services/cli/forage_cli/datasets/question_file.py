@@ -11,9 +11,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from forage_common.files import durable
+from forage_common.text.terminal import echo
+from forage_records.questions import Questions, read_questions
 
 TEXT, NUMBER = pa.string(), pa.int64()
 TEXTS, NUMBERS = pa.list_(TEXT), pa.list_(NUMBER)
+
+
+def read_and_warn(files: Iterable[Path]) -> Questions:
+    """Read the questions of all files, and warn on stderr of accepted answers that match nothing.
+
+    Raises:
+        DataError: see `read_questions`.
+    """
+    questions = read_questions(files)
+    if wordless := questions.describe_wordless():
+        echo(f"warning: {wordless}", err=True)
+    return questions
 
 
 def make_question_row(source: str, prompt: str, ability: str, truth: Mapping[str, Any], info: Any) -> dict[str, Any]:

@@ -76,14 +76,12 @@ def choose_environment(method: Method) -> str:
     return "" if method is Method.SEARCH else SINGLE_TURN
 
 
-def build_messages(
-    method: Method, question: Question, documents: Sequence[Document] = (), special_tokens: Sequence[str] = ()
-) -> list[ChatMessage]:
+def build_messages(method: Method, question: Question, documents: Sequence[Document] = ()) -> list[ChatMessage]:
     """Build the chat messages of the prompt.
 
     Args:
-        documents: for `rag`, the result of one search for the question; escaped as observations are.
-        special_tokens: those of the policy's tokenizer.
+        documents: for `rag`, the result of one search for the question; their tags are escaped as in observations, and
+            the rollout service escapes the control tokens of every message.
     """
     if method is Method.SEARCH:
         return list(question.messages)
@@ -92,7 +90,7 @@ def build_messages(
         numbers = ", ".join(map(str, truth.countdown_numbers))
         text = _EQUATION.format(numbers=numbers, target=truth.countdown_target)
     elif method is Method.RAG:
-        shown = escape_tags(format_passages(documents).strip(), special_tokens)
+        shown = escape_tags(format_passages(documents).strip())
         text = f"{OPEN[Tag.INFORMATION]}{shown}{CLOSE[Tag.INFORMATION]}\n{_RAG} Question: {question.text}\n"
     else:
         text = f"{_DIRECT if method is Method.DIRECT else _COT} Question: {question.text}\n"

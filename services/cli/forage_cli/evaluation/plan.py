@@ -87,16 +87,14 @@ class EvaluationPlan:
                     if methods.is_applicable(method, question):
                         yield Item(policy, method, question, index)
 
-    def build_prompt(
-        self, item: Item, documents: Sequence[Document] = (), special_tokens: Sequence[str] = ()
-    ) -> Prompt:
+    def build_prompt(self, item: Item, documents: Sequence[Document] = ()) -> Prompt:
         """Build the request to the rollout service. Every policy and method gets the same seeds."""
         run_id, group_uid = item.key
         return Prompt(
             run_id=run_id,
             group_uid=group_uid,
             data_source=item.question.data_source,
-            messages=methods.build_messages(item.method, item.question, documents, special_tokens),
+            messages=methods.build_messages(item.method, item.question, documents),
             ground_truth=item.question.ground_truth,
             samples=self.sampling.samples,
             sampling=Sampling(

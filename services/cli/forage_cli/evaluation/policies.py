@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 from forage_common.errors import DataError, UserError
 from forage_common.files.model_folder import check_model_folder, read_model_shapes
 from forage_common.settings import SecuritySettings
+from forage_common.settings.base import check_url
+from forage_common.text.redaction import redact_url
 from forage_policies.folders import open_whole
 from forage_policies.signed_folder import verify_published
 from forage_records.run_folder import RunFolder
@@ -155,10 +157,15 @@ def hash_model_folder(folder: Path) -> str:
 
 def _resolve_endpoint(label: str, url: str) -> EvaluatedPolicy:
     url = url.rstrip("/")
+    try:
+        check_url(url)
+    except ValueError as error:
+        raise UserError(f"--policy has a URL that is not shown, as it may hold a password: {error}") from None
     if not url.endswith("/v1"):
         raise UserError(f"--policy {url}: an OpenAI-compatible endpoint ends in /v1, for instance {url}/v1")
     found = hashlib.sha256(url.encode()).hexdigest()
-    return EvaluatedPolicy(label or urlsplit(url).netloc.replace(":", "-"), Kind.ENDPOINT, url, url=url, digest=found)
+    host = urlsplit(url).netloc.rpartition("@")[2].replace(":", "-")
+    return EvaluatedPolicy(label or host, Kind.ENDPOINT, redact_url(url), url=url, digest=found)
 
 
 def _find_published(run: Path, version: str) -> Path:
@@ -183,7 +190,7 @@ def _choose_version(run: Path, version: str, there: Sequence[int]) -> int | None
     if version != "best":
         return int(version)
     try:
-        return int((run / "checkpoints" / "best").read_text().strip().removeprefix("step_"))
+        return int((run / "checkpoints" / "best").read_text(encoding="utf-8").strip().removeprefix("step_"))
     except (OSError, ValueError):
         raise DataError(f"{run} names no best checkpoint: a validation names one, see trainer.test_freq") from None
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from forage_cli.datasets.question_file import read_and_warn
 from forage_cli.evaluation import engines, policies
 from forage_cli.evaluation.methods import Method
 from forage_cli.evaluation.plan import EvaluationPlan, SamplingPlan, select_relevant_settings
@@ -15,7 +16,7 @@ from forage_cli.local import serving
 from forage_cli.local.stack import Program
 from forage_common.errors import UserError
 from forage_common.settings import Settings
-from forage_records.questions import Question, read_questions
+from forage_records.questions import Question
 
 UNTRAINED, NONE, EVERY = "untrained", "none", "all"
 """Values of --baselines beside the methods: the policy before training, no baseline, every baseline."""
@@ -109,7 +110,7 @@ def make_plan(
         temperature = settings.rollout.temperature if samples > 1 else 0.0
     if samples > 1 and temperature == 0:
         raise UserError(f"--samples {samples} at temperature 0 would all be the same: give --temperature, or 1 sample")
-    questions = read_questions(files)
+    questions = read_and_warn(files)
     rows = _select_first(questions.rows, limit)
     if not rows:
         raise UserError(f"{', '.join(map(str, files))} has no questions")

@@ -22,7 +22,6 @@ from forage_common.clients.concurrency import map_concurrently
 from forage_common.clients.retriever import RetrieverClient
 from forage_common.clients.rollout import RolloutClient
 from forage_common.errors import UnavailableError
-from forage_common.files.model_folder import read_special_tokens
 from forage_common.settings import Settings
 from forage_common.streams.prompt_identity import build_group, with_prompt_identity
 from forage_common.v1.trajectory_pb2 import Document, Prompt, Status, Trajectory, TrajectoryGroup
@@ -105,9 +104,7 @@ async def _run_policies(
     async with RolloutClient(settings) as rollout, retriever:
         for policy in policies:
             await engines.switch_policy(policy, settings, rollout)
-            folder = policy.folder or settings.model.path
-            special_tokens = read_special_tokens(folder) if Method.RAG in plan.methods else ()
-            run = partial(_run_item, plan, rollout, retriever, special_tokens)
+            run = partial(_run_item, plan, rollout, retriever)
             work = map_concurrently(waiting[policy.label], run, settings.rollout.max_groups_in_flight)
             async with aclosing(work):
                 async for _, group in work:
@@ -116,7 +113,7 @@ async def _run_policies(
 
 
 async def _run_item(
-    plan: EvaluationPlan, rollout: RolloutClient, retriever: RetrieverClient, special_tokens: Sequence[str], item: Item
+    plan: EvaluationPlan, rollout: RolloutClient, retriever: RetrieverClient, item: Item
 ) -> TrajectoryGroup:
     """Return the item's trajectories; an error of this item alone becomes their status."""
     documents: Sequence[Document] = ()
@@ -125,7 +122,7 @@ async def _run_item(
             documents = (await retriever.search([item.question.text])).documents[0]
         except (UnavailableError, RefusedError, MalformedReplyError) as error:
             return _make_failed_group(plan.build_prompt(item), Status.STATUS_INTERNAL, str(error))
-    prompt = plan.build_prompt(item, documents, special_tokens)
+    prompt = plan.build_prompt(item, documents)
     try:
         return await rollout.run(prompt)
     except RefusedError as error:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from forage_cli.local.processes import end_with_parent, interrupt_on_signals
 from forage_cli.local.stack import Program, find_interpreter, repository
-from forage_common.addresses import listen
+from forage_common.addresses import listen, reach_address
 from forage_common.clients.health import list_health_urls, open_client
 from forage_common.errors import UserError
 from forage_common.security.tls import http_scheme
@@ -29,8 +29,7 @@ _STOP_S = 10.0
 
 def find_url(settings: Settings) -> str:
     """The address for a browser on this machine."""
-    host, _, port = settings.console.http_address.rpartition(":")
-    return f"{http_scheme(settings.tls)}://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+    return f"{http_scheme(settings.tls)}://{reach_address(settings.console.http_address)}"
 
 
 def add_console(settings: Settings, programs: Sequence[Program], console: Console) -> tuple[Program, ...]:
@@ -98,7 +97,9 @@ def serve_console(settings: Settings, console: Console, page: str, open_page: bo
     environ |= {"OMP_NUM_THREADS": "1"}
     with (
         interrupt_on_signals(),
-        subprocess.Popen(command, stdin=subprocess.PIPE, env=environ, text=True, preexec_fn=end_with_parent) as process,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, env=environ, text=True, preexec_fn=end_with_parent, encoding="utf-8"
+        ) as process,
     ):
         try:
             assert process.stdin is not None

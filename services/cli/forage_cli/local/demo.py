@@ -58,7 +58,7 @@ def run_demo(settings: Settings, console: Console, with_console: bool = True) ->
     settings = stack.settings
     folder = RunFolder(stack.folder)
     minutes_file = folder.path / "minutes"  # of the parts before an interruption
-    started = time.time() - (float(minutes_file.read_text()) * 60 if minutes_file.is_file() else 0.0)
+    started = time.time() - (float(minutes_file.read_text(encoding="utf-8")) * 60 if minutes_file.is_file() else 0.0)
     with interrupt_on_signals():
         try:
             stack.start()
@@ -70,7 +70,7 @@ def run_demo(settings: Settings, console: Console, with_console: bool = True) ->
             discard_empty_run(folder)
             raise
         except KeyboardInterrupt:
-            minutes_file.write_text(f"{(time.time() - started) / 60:.3f}\n")
+            minutes_file.write_text(f"{(time.time() - started) / 60:.3f}\n", encoding="utf-8")
             console.print("stopping …  (continue with [bold]forage demo --resume[/])", markup=True)
             raise
         finally:

@@ -47,7 +47,7 @@ def list_processes(record: Path) -> dict[str, list[RunProcess]]:
     A service whose main process is dead is there, without it.
     """
     try:
-        services = json.loads(record.read_text())["services"]
+        services = json.loads(record.read_text(encoding="utf-8"))["services"]
         tokens = {str(service["token"]): str(service["token"]).rpartition("-")[0] for service in services}
         mains = {process.pid for service in services if (process := find_process(service)) is not None}
     except (OSError, ValueError, KeyError, TypeError):
@@ -111,7 +111,7 @@ def fetch_stacks(processes: Iterable[RunProcess], folder: Path) -> dict[int, str
         if sizes == before and all(sizes[pid] > begin for pid, (_, begin) in asked.items()):
             break
     for pid, (file, begin) in asked.items():
-        with file.open(errors="replace") as stream:
+        with file.open(encoding="utf-8", errors="replace") as stream:
             stream.seek(begin)
             texts[pid] = stream.read().strip() or f"it did not answer within {_WAIT_S:g} s"
     return texts
@@ -120,7 +120,7 @@ def fetch_stacks(processes: Iterable[RunProcess], folder: Path) -> dict[int, str
 def _catches_signal(pid: int) -> bool:
     """Whether the signal would not end the process: its file may be left from a process with the same id."""
     try:
-        match = _CAUGHT.search(Path(f"/proc/{pid}/status").read_text())
+        match = _CAUGHT.search(Path(f"/proc/{pid}/status").read_text(encoding="utf-8"))
     except OSError:
         return os.name == "posix" and not Path("/proc/self/status").exists()  # elsewhere than on Linux the file decides
     return match is not None and bool(int(match.group(1), 16) >> (signal.Signals(SIGNAL) - 1) & 1)

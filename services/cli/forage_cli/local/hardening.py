@@ -125,6 +125,6 @@ def _is_ending(cert: Path) -> bool:
 
 def _make_token(file: Path) -> Path:
     if not file.is_file():
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as stream:
             stream.write(secrets.token_urlsafe(32) + "\n")
     return file

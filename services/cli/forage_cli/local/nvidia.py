@@ -96,12 +96,12 @@ def find_cuda(program: Program) -> str:
         return find_cuda_version(packages / "torch")
     # An environment on top of a Python that has torch.
     code = "from forage_common.devices import find_cuda_version as find; print(find())"
-    return subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip()
+    return subprocess.run([python, "-c", code], capture_output=True, text=True, encoding="utf-8").stdout.strip()
 
 
 def read_locked_cuda() -> str:
     """The CUDA of the packages that `make setup DEVICE=gpu` installs."""
-    lock = (repository() / "services/rollout/requirements.gpu.lock").read_text()
+    lock = (repository() / "services/rollout/requirements.gpu.lock").read_text(encoding="utf-8")
     [version] = re.findall(r"(?m)^cuda-toolkit==(\d+\.\d+)", lock)
     return str(version)
 
@@ -117,7 +117,9 @@ def _query(*fields: str) -> list[list[str]]:
         return []
     command = [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, encoding="utf-8"
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"{program} cannot be read ({type(error).__name__}: {error})") from None
     if done.returncode:

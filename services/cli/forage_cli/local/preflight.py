@@ -3,40 +3,50 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import socket
 import subprocess
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 
 from forage_cli.local.stack import Program, find_interpreter, list_addresses, measure_free_gib
-from forage_common.addresses import port_in_use_error, split_address
+from forage_common.addresses import bind_socket
 from forage_common.errors import DataError, UserError
+from forage_common.files.corpus import read_rows
 from forage_common.files.lucene import explain_lucene
 from forage_common.files.model_folder import check_model_folder
 from forage_common.settings import ENV_PREFIX, Settings
+from forage_common.text.terminal import echo
+from forage_records.training import check_training
 
-COLUMNS = ("data_source", "prompt", "reward_model", "extra_info")
 _SPACE_GIB = 0.5
-_CORPUS_LINES = 100_000
+_PASSAGES = 100_000
 
 
 def check_all(settings: Settings, programs: Iterable[Program]) -> None:
-    """Run every check.
+    """Run every check, and print what a user should know.
 
     Raises:
         UserError: the first problem.
     """
     programs = tuple(programs)
-    check_files(settings, training=Program.TRAINER in programs)
+    warnings = check_files(settings, training=Program.TRAINER in programs)
     check_space(settings.run.dir)
     for name, address in list_addresses(settings, programs).items():
         check_port(name, address)
+    for warning in warnings:
+        echo(f"warning: {warning}", err=True)
 
 
-def check_files(settings: Settings, training: bool = True) -> None:
-    """Check the model folder, the corpus, the environments and, when training, the questions and their rewards."""
+def check_files(settings: Settings, training: bool = True) -> list[str]:
+    """Check the model folder, the corpus, the environments and, when training, the questions and their rewards.
+
+    Returns:
+        What a user should know of the files that can be used, a sentence each.
+
+    Raises:
+        UserError: the first problem.
+    """
     endpoint = settings.rollout.engine.endpoint
     if training and endpoint:
         raise UserError(f"rollout.engine.endpoint is {endpoint}: a remote model cannot be trained; unset it")
@@ -45,65 +55,46 @@ def check_files(settings: Settings, training: bool = True) -> None:
     if settings.retriever.index is not None and (lucene := explain_lucene(settings.retriever.index)):
         raise UserError(f"retriever.index: {lucene}")
     check_environments(settings)
-    if training:
-        settings.check_sampling()
-        settings.check_trajectory_length()
-        for file in (*settings.data.train_paths, *settings.data.val_files):
-            check_questions(file, set(settings.reward.routes))
-    if settings.data.train_batch_size % settings.trainer.actor.ppo_mini_batch_size:
-        raise UserError(
-            f"trainer.actor.ppo_mini_batch_size={settings.trainer.actor.ppo_mini_batch_size} does not divide "
-            f"data.train_batch_size={settings.data.train_batch_size}: choose a divisor"
-        )
+    if not training:
+        return []
+    check_training(settings)
+    return check_questions(settings)
 
 
-def check_corpus(file: Path) -> None:
-    """Check that the corpus is JSONL of passages. Reads `_CORPUS_LINES` lines; the retriever checks all."""
-    remedy = "make one with 'forage data world' or give another"
-    try:
-        number = 0
-        with file.open(encoding="utf-8") as lines:
-            for number, line in enumerate(itertools.islice(lines, _CORPUS_LINES), 1):
-                _check_passage(file, number, line)
-            if number == 0:
-                raise DataError(f"data.corpus {file} is empty: {remedy}")
-    except OSError as error:
-        raise DataError(f"data.corpus {file} cannot be read ({error.strerror}): {remedy}") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"data.corpus {file} is not UTF-8 ({error.reason}): write it as UTF-8 JSONL") from None
+def check_corpus(path: Path) -> None:
+    """Check that the corpus has passages, as the retriever reads them: the first `_PASSAGES`; the retriever checks all.
+
+    Raises:
+        DataError: a file cannot be read, or a line is not a passage.
+    """
+    with closing(read_rows(path)) as rows:
+        if not sum(1 for _ in itertools.islice(rows, _PASSAGES)):
+            raise DataError(f"data.corpus {path} is empty: make one with 'forage data world' or give another")
 
 
-def _check_passage(file: Path, number: int, line: str) -> None:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        row = None
-    if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in ("id", "contents")):
-        raise DataError(f'data.corpus {file}, line {number} is not a passage: expected {{"id": "…", "contents": "…"}}')
+def check_questions(settings: Settings) -> list[str]:
+    """Check the question files as the trainer reads them, and that each data source has a reward.
 
+    Returns:
+        What a user should know of them, a sentence each.
 
-def check_questions(file: Path, routes: set[str]) -> None:
-    """Check that a question file is Parquet in the Search-R1 layout, and that each data source has a reward."""
-    import pyarrow
-    import pyarrow.parquet as parquet
+    Raises:
+        DataError: a file cannot be read, or has too few questions.
+        UserError: a data source has no reward.
+    """
+    from forage_records.questions import check_batch_size, check_routes, read_questions
 
-    from forage_records.questions import check_routes
-
-    try:
-        table = parquet.ParquetFile(file)
-    except FileNotFoundError:
-        raise DataError(
-            f"question file {file} does not exist: make it with 'forage data' (its help lists the sets)"
-        ) from None
-    except (OSError, pyarrow.ArrowInvalid) as error:
-        raise DataError(f"question file {file} is not Parquet ({error}): write it with 'forage data'") from None
-    missing = [name for name in COLUMNS if name not in table.schema_arrow.names]
-    if missing:
-        raise DataError(
-            f"question file {file} lacks the column {', '.join(missing)}: Search-R1 Parquet has {', '.join(COLUMNS)}"
-        )
-    sources = table.read(columns=["data_source"]).column("data_source").unique().to_pylist()
-    check_routes(map(str, sources), routes, str(file), "this configuration")
+    data, warnings = settings.data, []
+    for split, files in (("data.train_files", data.train_paths), ("data.val_files", data.val_files)):
+        questions = read_questions(files)
+        for place, file in enumerate(files):
+            sources = {question.data_source for question in questions.rows if question.file == place}
+            check_routes(sources, settings.reward.routes, str(file), "this configuration")
+        if split == "data.train_files":
+            check_batch_size(questions.rows, data.train_batch_size, data.train_weights)
+        if wordless := questions.describe_wordless():
+            warnings.append(f"{split}: {wordless}")
+    return warnings
 
 
 def check_environments(settings: Settings) -> None:
@@ -113,7 +104,9 @@ def check_environments(settings: Settings) -> None:
     command = [str(find_interpreter(Program.ROLLOUT)), "-m", "forage_rollout.environments", "--config", "/dev/stdin"]
     # The settings are resolved: variables of the shell must not override the command line again.
     environ = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
-    done = subprocess.run(command, input=settings.to_yaml(), env=environ, capture_output=True, text=True)
+    done = subprocess.run(
+        command, input=settings.to_yaml(), env=environ, capture_output=True, text=True, encoding="utf-8"
+    )
     if done.returncode:
         raise UserError(done.stderr.strip())
 
@@ -129,9 +122,7 @@ def check_space(folder: Path) -> None:
 
 def check_port(name: str, address: str) -> None:
     """Check that the address is free."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(split_address(address))
-        except OSError as error:
-            raise UserError(f"{name}: {port_in_use_error(address, error)} (--base-port moves all of them)") from None
+    try:
+        bind_socket(address).close()
+    except UserError as error:
+        raise UserError(f"{name}: {error} (--base-port moves all of them)") from None

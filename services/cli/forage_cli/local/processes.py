@@ -255,7 +255,7 @@ def end_leftovers(record: Path, grace_s: float = 15.0) -> list[int]:
         The ids of the processes that were ended.
     """
     try:
-        content = json.loads(record.read_text())
+        content = json.loads(record.read_text(encoding="utf-8"))
         supervisor, services = content["supervisor"], content["services"]
         tokens = {str(service["token"]) for service in services}
         named = [process for service in services if (process := find_process(service)) is not None]
@@ -309,8 +309,8 @@ def _find_by_token(tokens: Set[str]) -> Iterator[psutil.Process]:
 
 def read_last_line(log: Path) -> str:
     """Read the last line of a log, without the prefix "forage NAME: "."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    line = lines[-1] if lines else f"a service ended without a message: see {log}"
+    lines = [line for line in log.read_bytes().splitlines() if line.strip()]
+    line = lines[-1].decode(errors="replace") if lines else f"a service ended without a message: see {log}"
     return line.partition(": ")[2] if line.startswith("forage ") else line
 
 

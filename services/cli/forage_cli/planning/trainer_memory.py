@@ -212,7 +212,9 @@ def _describe_logits(training: Training, shape: Shape) -> Part:
 
 def _count_activations(shape: Shape, width: int) -> int:
     """Bytes of a token that one layer saves for its backward pass, with attention that saves no scores."""
-    norms = 2 * (4 + 2 * width) * shape.hidden  # Transformers' RMSNorm computes in fp32
+    # Transformers' RMSNorm computes in fp32.
+    normed = shape.norms * shape.hidden + (shape.query_width + shape.kv_width if shape.has_head_norms else 0)
+    norms = (4 + 2 * width) * normed
     attention = width * (4 * shape.query_width + 5 * shape.kv_width + shape.hidden)
     return norms + attention + width * 4 * shape.intermediate
 

@@ -108,7 +108,7 @@ class ProbeFolder:
         """
         file = self.path / "plan.json"
         try:
-            self._plan = json.loads(file.read_text()) if file.exists() else {}
+            self._plan = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         except ValueError as error:
             raise DataError(f"{file} is damaged ({error}): give --fresh to start again") from None
         for name, value in part.items():

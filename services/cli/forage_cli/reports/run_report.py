@@ -63,7 +63,7 @@ def summarise(
 
 def write_report(run: RunFolder, summary: Summary) -> Path:
     """Write summary.json, curve.png and report.html into the run's folder; returns the page."""
-    (run.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    (run.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     curve = draw_curve(run)
     curve.savefig(run.path / "curve.png", dpi=130, facecolor="white")
     report = run.path / "report.html"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from functools import cache
 from typing import TypeVar
 
@@ -16,26 +17,20 @@ from tenacity import (
     RetryCallState,
     RetryError,
     retry_if_exception,
-    stop_before_delay,
     wait_random_exponential,
 )
 
 from forage_common.clients.circuit import Circuit, CircuitOpenError
+from forage_common.clients.concurrency import Slots
 from forage_common.clients.reasons import describe_error
 from forage_common.errors import ForageError, SettingsError, UnavailableError
 from forage_common.security.handshakes import explain_tls, record_failure
 from forage_common.telemetry import tracing
-from forage_common.telemetry.waits import waiting
+from forage_common.telemetry.waits import Wait, waiting
 
 T = TypeVar("T")
 RETRIED = Counter("forage_common_call_retries_total", "Attempts that failed and were repeated", ["service"])
 GIVEN_UP = Counter("forage_common_calls_given_up_total", "Calls that failed for good", ["service"])
-
-GRPC_RECONNECT = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1000))
-"""Channel options: by default a channel waits up to two minutes before it reconnects, and fails calls meanwhile."""
-
-GRPC_ROUND_ROBIN = (("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),)
-"""Channel options: send calls to all addresses of a name in turn, not only to the first."""
 
 _GRPC_TRANSIENT = {
     grpc.StatusCode.UNAVAILABLE,
@@ -74,18 +69,23 @@ def check_token(error: grpc.RpcError, setting: str) -> None:
         raise SettingsError(f"{error.details()}: set {setting} to the file that the service reads") from error
 
 
-async def call(circuit: Circuit, attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
-    """Await `attempt()` until it succeeds, fails permanently, or `timeout_s` has passed for all attempts together.
+async def call(
+    circuit: Circuit, attempt: Callable[[float], Awaitable[T]], timeout_s: float, slots: Slots | None = None
+) -> T:
+    """Await `attempt` until it succeeds, fails permanently, or `timeout_s` has passed for all attempts together.
 
     While the circuit is open the call makes no attempt: it waits for the circuit to close, or fails at once if the
     deadline comes first.
+
+    Args:
+        attempt: gets the seconds that are left.
+        slots: each attempt waits for one, and that time does not count.
 
     Raises:
         UnavailableError: transient failures until the deadline.
         Exception: a permanent failure of `attempt`.
     """
     retried, given_up = _counters(circuit.service)
-    deadline = asyncio.get_running_loop().time() + timeout_s
     explained = ""  # of TLS: the last attempt may have ended by the deadline, or met the open circuit
 
     def record(state: RetryCallState) -> None:
@@ -93,8 +93,8 @@ async def call(circuit: Circuit, attempt: Callable[[], Awaitable[T]], timeout_s:
         explained = _record_retry(circuit, retried, state) or explained
 
     try:
-        with waiting("answers", on=circuit.service, limit_s=timeout_s, detail=circuit.address):
-            return await _repeat(circuit, attempt, timeout_s, deadline, record)
+        with waiting("answers", on=circuit.service, limit_s=timeout_s, detail=circuit.address) as wait:
+            return await _repeat(circuit, attempt, timeout_s, slots, wait, record)
     except RetryError as error:
         given_up.inc()
         cause = error.last_attempt.exception()
@@ -106,20 +106,29 @@ async def call(circuit: Circuit, attempt: Callable[[], Awaitable[T]], timeout_s:
 
 async def _repeat(
     circuit: Circuit,
-    attempt: Callable[[], Awaitable[T]],
+    attempt: Callable[[float], Awaitable[T]],
     timeout_s: float,
-    deadline: float,
+    slots: Slots | None,
+    wait: Wait,
     record: Callable[[RetryCallState], None],
 ) -> T:
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + timeout_s
     async for trial in AsyncRetrying(
-        stop=stop_before_delay(timeout_s),
+        stop=lambda state: clock() + state.upcoming_sleep >= deadline,  # noqa: B023 - that of now
         wait=_next_delay,
         retry=retry_if_exception(is_transient),
         before_sleep=record,
     ):
-        with trial, circuit.attempt():
-            async with asyncio.timeout_at(deadline):
-                return await attempt()
+        with trial:
+            asked = clock()
+            async with slots.take(wait) if slots is not None else nullcontext():
+                queued_s = clock() - asked
+                deadline += queued_s
+                wait.renewed += queued_s
+                with circuit.attempt():
+                    async with asyncio.timeout_at(deadline):
+                        return await attempt(deadline - clock())
     raise AssertionError("unreachable: tenacity returns or raises")
 
 

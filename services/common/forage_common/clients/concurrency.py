@@ -3,11 +3,49 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from typing import TypeVar
+
+from prometheus_client import Gauge
+
+from forage_common.telemetry.waits import Wait
 
 T = TypeVar("T")
 R = TypeVar("R")
+QUEUED = Gauge("forage_common_calls_queued", "Calls that wait until this process has a connection free", ["service"])
+
+
+class Slots:
+    """The calls to a service that this process makes at a time. Further ones wait in their order, for one event loop.
+
+    That wait says nothing about the service: neither a time limit nor a circuit counts it.
+    """
+
+    def __init__(self, service: str, most: int) -> None:
+        self._free = asyncio.Semaphore(most)
+        self._queued = QUEUED.labels(service)
+
+    @asynccontextmanager
+    async def take(self, wait: Wait) -> AsyncIterator[None]:
+        """Have a slot for the length of the block.
+
+        Args:
+            wait: what waits; it has another name and no limit until there is a slot.
+        """
+        if self._free.locked():
+            what, limit_s = wait.what, wait.limit_s
+            wait.what, wait.limit_s = "a free connection", None
+            wait.why_unlimited = "calls before it end within their limits"
+            with self._queued.track_inprogress():
+                await self._free.acquire()
+            wait.what, wait.limit_s, wait.why_unlimited = what, limit_s, ""
+        else:
+            await self._free.acquire()
+        try:
+            yield
+        finally:
+            self._free.release()
 
 
 async def map_concurrently(

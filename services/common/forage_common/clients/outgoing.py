@@ -1,13 +1,16 @@
 """HTTP calls that leave a service: to the configured host only, and replies of bounded size and time.
 
 A reply is never followed to another address, never decompressed (a megabyte could become gigabytes), and the
-environment adds neither proxies nor credentials.
+environment adds neither proxies nor credentials. Connections have an age, so that a server that joins gets its share.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
+import ssl
 import threading
+import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +22,10 @@ from forage_common.clients.calls import MalformedReplyError
 
 MAX_REPLY_BYTES = 256 * 2**20
 """Of the largest replies that services give: as many as a message of gRPC may have."""
+AGE_S = (60.0, 120.0)
+"""Between these, by chance, a connection ends after a reply; the next request may reach a server that joined since."""
+_LIMITS = httpx.Limits()
+"""As many as there are calls: who makes them bounds them, where a wait is not taken for that of a slow server."""
 
 _T = TypeVar("_T")
 
@@ -27,13 +34,19 @@ class UnboundedReplyError(MalformedReplyError):
     """A reply is larger than it may be, or compressed, which hides its size."""
 
 
-def bound_replies(max_bytes: int = MAX_REPLY_BYTES, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
+def bound_replies(
+    max_bytes: int = MAX_REPLY_BYTES,
+    headers: Mapping[str, str] | None = None,
+    verify: ssl.SSLContext | bool = True,
+    limits: httpx.Limits = _LIMITS,
+) -> dict[str, Any]:
     """Options of an `httpx.AsyncClient` whose replies raise `UnboundedReplyError` beyond `max_bytes`.
 
     Args:
         headers: more headers of every request.
+        verify, limits: as httpx takes them, which reads them here only.
     """
-    return _make_options(max_bytes, headers, _bind_async)
+    return _make_options(max_bytes, headers, _bind_async) | {"transport": _AgingTransport(verify, limits)}
 
 
 def bound_blocking_replies(max_bytes: int) -> dict[str, Any]:
@@ -87,6 +100,22 @@ class BlockingClient:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._loop.run_forever, name="outgoing", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+class _AgingTransport(httpx.AsyncHTTPTransport):
+    """httpx's own, whose connections end between two requests once they are as old as `AGE_S` says."""
+
+    def __init__(self, verify: ssl.SSLContext | bool, limits: httpx.Limits) -> None:
+        super().__init__(verify=verify, limits=limits, trust_env=False)
+        connect = self._pool.create_connection
+
+        def connect_for_a_time(origin: Any) -> Any:
+            connection: Any = connect(origin)
+            is_idle_too_long, end = connection.has_expired, time.monotonic() + random.uniform(*AGE_S)
+            connection.has_expired = lambda: is_idle_too_long() or (connection.is_idle() and time.monotonic() >= end)
+            return connection
+
+        self._pool.create_connection = connect_for_a_time  # type: ignore[method-assign]
 
 
 def _make_options(max_bytes: int, headers: Mapping[str, str] | None, check: Any) -> dict[str, Any]:

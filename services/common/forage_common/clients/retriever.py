@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,6 +12,7 @@ import httpx
 
 from forage_common.clients.calls import MalformedReplyError, RefusedError, call
 from forage_common.clients.circuit import Circuit
+from forage_common.clients.concurrency import Slots
 from forage_common.clients.lanes import Lanes
 from forage_common.clients.outgoing import bound_replies
 from forage_common.security.tls import http_scheme, make_client_context
@@ -92,19 +92,17 @@ class RetrieverClient:
         self._timeout_s = timeout_s
         self._tokens = tokens
         self._circuit = Circuit("retriever", address)
-        # One for all: a context of httpx's own reads every authority there is, which takes tens of milliseconds.
-        url, context = f"{http_scheme(tls)}://{address}", httpx.create_ssl_context(make_client_context(tls))
+        url, context = f"{http_scheme(tls)}://{address}", make_client_context(tls)
+        limits = httpx.Limits(max_connections=1, keepalive_expiry=KEEP_ALIVE_S)
 
         def connect() -> httpx.AsyncClient:
             return httpx.AsyncClient(
                 base_url=url,
-                verify=context,
                 timeout=httpx.Timeout(None, connect=CONNECT_S),  # `call` sets the deadline
-                limits=httpx.Limits(max_connections=1, keepalive_expiry=KEEP_ALIVE_S),
-                **bound_replies(),
+                **bound_replies(verify=context, limits=limits),
             )
 
-        self._lanes = Lanes(connect, MAX_CONNECTIONS)
+        self._lanes, self._slots = Lanes(connect), Slots("retriever", MAX_CONNECTIONS)
 
     @classmethod
     def from_settings(cls, settings: Settings, timeout_s: float = 30.0) -> RetrieverClient:
@@ -157,19 +155,16 @@ class RetrieverClient:
 
     async def _search(self, body: dict[str, Any], queries: int) -> SearchResult:
         headers = tracing.trace_headers()
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + self._timeout_s
 
-        async def attempt() -> httpx.Response:
-            async with self._lanes.take() as http:
-                remaining = deadline - clock()
-                body["timeout_s"] = round(max(remaining - SPARE_S, remaining / 2, 0.01), 3)
+        async def attempt(left_s: float) -> httpx.Response:
+            with self._lanes.take() as http:
+                body["timeout_s"] = round(max(left_s - SPARE_S, left_s / 2, 0.01), 3)
                 if self._tokens is not None:
                     headers[HEADER] = f"Bearer {self._tokens.token}"
                 return (await http.post("/retrieve", json=body, headers=headers)).raise_for_status()
 
         try:
-            response = await call(self._circuit, attempt, self._timeout_s)
+            response = await call(self._circuit, attempt, self._timeout_s, self._slots)
         except httpx.HTTPStatusError as error:
             status, text = error.response.status_code, error.response.text[:500]
             hint = f"; look at {TOKEN_SETTING}" if status == 401 else ""

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import partial
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
-from forage_common.clients.calls import (
-    GRPC_RECONNECT,
-    GRPC_ROUND_ROBIN,
-    MalformedReplyError,
-    RefusedError,
-    call,
-    check_token,
-)
+from forage_common.clients.calls import MalformedReplyError, RefusedError, call, check_token
 from forage_common.clients.circuit import Circuit
 from forage_common.security.channels import open_channel
 from forage_common.security.tokens import open_token_file
@@ -35,7 +28,6 @@ from forage_common.v1.reward_pb2 import (
 from forage_common.v1.reward_pb2_grpc import RewardStub
 from forage_common.v1.trajectory_pb2 import Score, Trajectory, Turn
 
-T = TypeVar("T")
 _MESSAGE_BYTES = 32 * 2**20
 """The most that the service reads at once."""
 
@@ -60,9 +52,8 @@ class RewardClient:
         self._timeout_s = settings.rollout.score_timeout_s
         self._circuit = Circuit("reward", address)
         sizes = [("grpc.max_send_message_length", _MESSAGE_BYTES), ("grpc.max_receive_message_length", _MESSAGE_BYTES)]
-        options = [*sizes, *GRPC_RECONNECT, *GRPC_ROUND_ROBIN]
         tokens = open_token_file(settings.reward.auth_token_file, _TOKEN_SETTING)
-        self._channel = open_channel(address, settings.tls, options, tokens)
+        self._channel = open_channel(address, settings.tls, sizes, tokens)
         self._stub = RewardStub(self._channel)
 
     async def score(self, items: Sequence[ScoreItem]) -> list[ScoredItem]:
@@ -84,31 +75,31 @@ class RewardClient:
         left_s = max(0.0, deadline - asyncio.get_running_loop().time())
         attributes: tracing.Attributes = {"server.address": self._circuit.address, "forage.items": len(items)}
         with tracing.span("reward.score", attributes, kind=tracing.SpanKind.CLIENT):
-            metadata = tracing.trace_metadata()
-            attempt = partial(self._stub.Score, request, timeout=left_s, metadata=metadata)
-            reply: ScoreResponse = await self._call(attempt, left_s)
+            reply: ScoreResponse = await self._call(self._stub.Score, request, left_s)
             if [item.trajectory_id for item in reply.items] != [item.trajectory_id for item in items]:
                 raise MalformedReplyError("the reply of the reward service does not match the request")
         return reply.items
 
     async def list_data_sources(self) -> frozenset[str]:
         """List the data sources that have a reward; raises as `score`."""
-        attempt = partial(self._stub.Describe, DescribeRequest(), timeout=_DESCRIBE_S)
-        reply: DescribeResponse = await self._call(attempt, _DESCRIBE_S)
+        reply: DescribeResponse = await self._call(self._stub.Describe, DescribeRequest(), _DESCRIBE_S)
         return frozenset(use.data_source for reward in reply.rewards for use in reward.uses if not use.shadow)
 
     async def explain(self, item: ScoreItem, score: Score) -> str:
         """Explain the score of an item for people; raises as `score`."""
-        attempt = partial(self._stub.Explain, ExplainRequest(item=item, score=score), timeout=_DESCRIBE_S)
-        reply: ExplainResponse = await self._call(attempt, _DESCRIBE_S)
+        request = ExplainRequest(item=item, score=score)
+        reply: ExplainResponse = await self._call(self._stub.Explain, request, _DESCRIBE_S)
         return reply.text
 
     async def close(self) -> None:
         await self._channel.close()
 
-    async def _call(self, attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
+    async def _call(self, method: Any, request: Message, timeout_s: float) -> Any:
+        metadata = tracing.trace_metadata()
         try:
-            return await call(self._circuit, attempt, timeout_s)
+            return await call(
+                self._circuit, lambda left_s: method(request, timeout=left_s, metadata=metadata), timeout_s
+            )
         except grpc.RpcError as error:
             check_token(error, _TOKEN_SETTING)
             raise

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from functools import partial
 from typing import Any
 
 import grpc
 from google.protobuf.message import Message
 
-from forage_common.clients.calls import GRPC_RECONNECT, RefusedError, call, check_token
+from forage_common.clients.calls import RefusedError, call, check_token
 from forage_common.clients.circuit import Circuit
 from forage_common.clients.reasons import describe_error
 from forage_common.errors import UnavailableError
@@ -52,7 +51,7 @@ class RolloutClient:
         self._circuit = Circuit("rollout", self._address)
         sizes = [("grpc.max_send_message_length", _MESSAGE_BYTES), ("grpc.max_receive_message_length", _MESSAGE_BYTES)]
         tokens = open_token_file(settings.rollout.auth_token_file, _TOKEN_SETTING)
-        self._channel = open_channel(self._address, settings.tls, [*sizes, *GRPC_RECONNECT], tokens)
+        self._channel = open_channel(self._address, settings.tls, sizes, tokens)
         self._stub = RolloutStub(self._channel)
 
     async def run(self, prompt: Prompt) -> TrajectoryGroup:
@@ -93,8 +92,7 @@ class RolloutClient:
 
     async def _call(self, method: Any, request: Message, timeout_s: float) -> Any:
         try:
-            attempt = partial(method, request, timeout=self._timeout_s)
-            return await call(self._circuit, attempt, timeout_s)
+            return await call(self._circuit, lambda left_s: method(request, timeout=left_s), timeout_s)
         except grpc.RpcError as error:
             raise self._to_typed_error(error) from error
 

@@ -56,7 +56,7 @@ def list_weight_files(folder: Path) -> list[str]:
     if (folder / WEIGHTS).exists() or not index.exists():
         return [WEIGHTS]
     try:
-        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, AttributeError) as error:
         raise ValueError(f"{index.name}: {error!r}") from None
 
@@ -89,7 +89,7 @@ def check_model_folder(folder: Path, weights: bool = True) -> None:
         raise DataError(f"model.path {folder} does not exist: {_REMEDY}")
     for name, key in (("config.json", "architectures"), ("tokenizer.json", "model"), ("tokenizer_config.json", "")):
         try:
-            content = json.loads((folder / name).read_text())
+            content = json.loads((folder / name).read_text(encoding="utf-8"))
         except OSError as error:
             raise DataError(f"model.path {folder} has no readable {name} ({error.strerror}): {_REMEDY}") from None
         except ValueError as error:
@@ -104,16 +104,3 @@ def check_model_folder(folder: Path, weights: bool = True) -> None:
         read_model_shapes(folder)
     except ValueError as error:
         raise DataError(f"model.path {folder} has no usable weights ({error}): {_REMEDY}") from None
-
-
-def read_special_tokens(folder: Path) -> tuple[str, ...]:
-    """Read the tokenizer's control tokens, which text of other origin must not contain.
-
-    Raises:
-        DataError: the tokenizer cannot be read.
-    """
-    try:
-        added = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")).get("added_tokens") or ()
-        return tuple(str(token["content"]) for token in added if token["special"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DataError(f"{folder}/tokenizer.json cannot be read ({error}): {_REMEDY}") from None

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from forage_common.addresses import bound_by_descriptors
 from forage_common.security.call_guard import find_behaviour, replace_behaviour
 from forage_common.security.grpc_tokens import OPEN_SERVICE, make_interceptors
 from forage_common.security.message_room import SHED, UNREAD, MessageRoom, RoomInterceptor
@@ -21,6 +22,10 @@ HANDSHAKE_MS = 10_000
 """Time for TLS and the first frames of HTTP/2; gRPC itself gives two minutes."""
 IDLE_MS = 300_000
 """How long a connection without calls stays; clients connect again with their next call."""
+AGE_MS = 90_000
+"""Age at which clients connect again, give or take a tenth, once their calls have ended: so they find new servers."""
+MAX_CONNECTIONS = 65_536
+"""Of a server, where the process may open so many files; further ones are closed at once."""
 PING_MS, PING_REPLY_MS = 60_000, 20_000
 """How often a server asks whether the other end of a call is there, and how long it waits for the reply."""
 
@@ -28,8 +33,11 @@ _WATCH = OPEN_SERVICE + "Watch"
 
 
 def limit_connections() -> list[tuple[str, int]]:
-    """Options of a server: handshakes, connections without calls, and callers that are gone end in time."""
+    """Options of a server: handshakes, connections that are old or without calls, and callers that are gone end."""
     return [
+        ("grpc.max_connection_age_ms", AGE_MS),
+        # Else idle ones would take the descriptors of HTTP and of files.
+        ("grpc.max_allowed_incoming_connections", bound_by_descriptors(MAX_CONNECTIONS, 4)),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         ("grpc.max_connection_idle_ms", IDLE_MS),
         ("grpc.keepalive_time_ms", PING_MS),

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from forage_common.addresses import NO_PROXY
 from forage_common.security.tls import Certificates
 from forage_common.security.tokens import HEADER, TokenFile
 from forage_common.settings import TlsSettings
@@ -19,12 +20,20 @@ RETIRE_S = 3600.0
 """Time for the calls of a channel whose certificates were replaced: more than any call lasts."""
 
 Options = Sequence[tuple[str, Any]]
+_OPTIONS = (
+    *NO_PROXY,
+    # By default a channel waits up to two minutes before it connects again, and fails calls meanwhile.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # Calls go to all addresses of a name in turn, not only to the first.
+    ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),
+)
 
 
 def open_channel(
     address: str, tls: TlsSettings, options: Options = (), tokens: TokenFile | None = None
 ) -> grpc.aio.Channel:
-    """Open a channel to a service.
+    """Open a channel to a service, without a proxy.
 
     Args:
         tokens: the first of them is sent with each call; None: none.
@@ -32,8 +41,9 @@ def open_channel(
     Raises:
         SettingsError: a file is wrong.
     """
+    options = [*_OPTIONS, *options]
     if not tls.is_on and tokens is None:
-        return grpc.aio.insecure_channel(address, options=list(options))
+        return grpc.aio.insecure_channel(address, options=options)
     return _Channel(address, tls, options, tokens)
 
 

@@ -56,20 +56,25 @@ class MessageRoom:
             NoRoomError: there was no room within that time.
         """
         if self._waiting or size > self._free:
-            entry = (size, asyncio.get_running_loop().create_future())
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            entry = (size, turn)
             self._waiting.append(entry)
             try:
-                await asyncio.wait_for(entry[1], wait_s)  # wait: has a time limit, or the caller's deadline
-            except TimeoutError:
-                used = (self._total - self._free) >> 20
-                limit = self._total >> 20
-                raise NoRoomError(
-                    f"requests of {used} MiB are in progress, the limit is {limit} MiB: send it later"
-                ) from None
-            except BaseException:
-                if entry[1].done() and not entry[1].cancelled():  # its turn came just before
-                    self._give(size)
-                raise
+                async with asyncio.timeout(wait_s):
+                    await turn  # wait: has a time limit, or the caller's deadline
+            except BaseException as error:
+                # Its turn may have come just before. From Python 3.12 on a time limit ends the wait all the same.
+                has_room = turn.done() and not turn.cancelled()
+                if not isinstance(error, TimeoutError):
+                    if has_room:
+                        self._give(size)
+                    raise
+                if not has_room:
+                    used = (self._total - self._free) >> 20
+                    limit = self._total >> 20
+                    raise NoRoomError(
+                        f"requests of {used} MiB are in progress, the limit is {limit} MiB: send it later"
+                    ) from None
             finally:
                 if entry in self._waiting:
                     self._waiting.remove(entry)

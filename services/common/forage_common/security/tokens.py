@@ -26,7 +26,7 @@ def read_tokens(file: Path, setting: str = SETTING) -> tuple[str, ...]:
         SettingsError: the file cannot be read, or a line is not a single ASCII word.
     """
     try:
-        lines = [line.strip() for line in file.read_text(encoding="ascii").splitlines()]
+        lines = [line.strip() for line in file.read_text(encoding="ascii").split("\n")]
     except OSError as error:
         raise SettingsError(f"{setting} {file} cannot be read ({error.strerror}): give a file with a token") from None
     except UnicodeDecodeError:

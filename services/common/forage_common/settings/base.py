@@ -2,20 +2,77 @@
 
 from __future__ import annotations
 
+import re
+from ipaddress import IPv6Address
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, AllowInfNan, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AllowInfNan, BaseModel, BeforeValidator, ConfigDict, Field
+
+_CHAIN = re.compile(r"::(?=[a-z][a-z0-9+.-]*://)", re.IGNORECASE)
+_HOST = re.compile(r"(\[[0-9a-f:.%]*\]|[^:@\[\]\s]*)(:\d{0,5})?", re.IGNORECASE)
+_IS_REDIS = re.compile(r"rediss?(\+|$)|unix$", re.IGNORECASE)
+_IS_WEB = re.compile(r"https?$", re.IGNORECASE)
 
 
-def _check_port(address: str) -> str:
-    port = int(address.rpartition(":")[2])
-    if port > 65535:
+def check_address(address: str, other: str = "") -> str:
+    """Refuse what is not "host:port".
+
+    Args:
+        other: pattern of what else it may be.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if other and re.fullmatch(other, address):
+        return address
+    host, _, port = address.rpartition(":")
+    try:
+        if host.startswith("["):
+            IPv6Address(host[1:-1])
+        is_one = bool(re.fullmatch(ADDRESS, address))
+    except ValueError:
+        is_one = False
+    if not is_one:
+        raise ValueError("expected host:port, an address of IPv6 in brackets: 127.0.0.1:18610 or [::1]:18610")
+    if int(port) > 65535:
         raise ValueError(f"there is no port {port}: give one up to 65535")
     return address
 
 
+def check_url(url: object) -> object:
+    """Refuse a URL whose login or port is read as another part of it; the sentence quotes nothing, it may be a secret.
+
+    Raises:
+        ValueError: it is such a one.
+    """
+    for part in _CHAIN.split(url) if isinstance(url, str) else ():
+        scheme, _, rest = part.partition("://")
+        authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+        later, (login, _, hosts) = rest[len(authority) :], authority.rpartition("@")
+        is_redis = bool(_IS_REDIS.match(scheme))
+        is_cut = not _HOST.fullmatch(authority) or later[:1] == "#" or (is_redis and (authority or scheme != "unix"))
+        if re.search(r"[\s\[\]\\]", login) or ("@" in later and is_cut):
+            remedy = ", or leave the password out and set redis.password_file" if is_redis else ""
+            raise ValueError(
+                "its user or password has a character that ends it, and another host would be meant: percent-encode "
+                f"both (/ is %2F, # is %23, ? is %3F, @ is %40){remedy}"
+            )
+        try:
+            for host in hosts.split(",") if is_redis or _IS_WEB.match(scheme) else ():
+                urlsplit(f"//{host}").port  # noqa: B018 - raises where it is none
+            urlsplit(part if login else "")
+        except ValueError:  # which quotes it
+            raise ValueError("it has no host and port that can be read: expected host:port, up to 65535") from None
+    return url
+
+
+Url = Annotated[str, BeforeValidator(check_url)]
+ADDRESS = r"([^:/\s\[\]]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}"
 # A string in the annotation names the type in descriptions.
-Address = Annotated[str, Field(pattern=r"^[^:/\s]+:\d{1,5}$"), AfterValidator(_check_port), "host:port"]
+Address = Annotated[
+    str, AfterValidator(check_address), Field(json_schema_extra={"pattern": f"^{ADDRESS}$"}), "host:port"
+]
 # Whose parameters they are checks them, and names what it expected.
 Params = Annotated[dict[str, Annotated[float, AllowInfNan(True)] | int | str | bool], "map of values"]
 

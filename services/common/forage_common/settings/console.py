@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from forage_common.settings.base import Address, Section
+from forage_common.settings.base import Address, Section, Url
 
 
 class ConsoleSettings(Section):
@@ -23,7 +23,7 @@ class ConsoleSettings(Section):
     cache_dir: Path | None = Field(
         None, description="Folder for what is derived from the runs' files; unset: one below the system's for caches"
     )
-    trace_url: str = Field(
+    trace_url: Url = Field(
         "",
         pattern=r"^$|^https?://[^\s]*\{trace_id\}[^\s]*$",
         description="URL of a trace in your tracing system, with {trace_id} in it; empty: traces are not linked",

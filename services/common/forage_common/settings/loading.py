@@ -51,7 +51,7 @@ def load_settings(
         key, equals, value = override.partition("=")
         if not equals:
             raise SettingsError(f"'{override}' is not a setting: write key.key=value, for instance run.seed=1")
-        _set_value(tree, key.split("."), _parse_value(value), override)
+        _set_value(tree, key.split("."), _parse_value(value), key)
     return check_settings(tree)
 
 
@@ -87,7 +87,10 @@ def _read_file(file: Path) -> dict[str, Any]:
             f"settings file {file} cannot be read ({error.strerror}): give an existing YAML file"
         ) from None
     except yaml.YAMLError as error:
-        raise SettingsError(f"settings file {file} is not YAML: {' '.join(str(error).split())}") from None
+        # Without its quotation of the line, which may hold a password.
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
+        place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        raise SettingsError(f"settings file {file} is not YAML{place}: {' '.join(problem.split())}") from None
     if not isinstance(tree, dict):
         raise SettingsError(f"settings file {file} must hold a mapping of sections, not a {type(tree).__name__}")
     return tree
@@ -158,10 +161,13 @@ def _describe_error(error: ValidationError) -> str:
         near = difflib.get_close_matches(path[-1], known, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"known here: {', '.join(known)}"
         return f"unknown setting '{name}': {hint}{more}"
+    sentence = first["msg"].removeprefix("Value error, ")
     if isinstance(first["input"], Mapping):  # a rule between settings, whose sentence names them
-        sentence = first["msg"].removeprefix("Value error, ")
         return f"{f'setting {name!r}: ' if name else ''}{sentence}{more}"
-    return redact_text(f"setting '{name}' is {_show(first['input'])}: {first['msg']}{more}")
+    value = first["input"]
+    if isinstance(value, str) and "://" in value and ("@" in value or first["type"] == "value_error"):
+        return f"setting '{name}' may hold a password, and is not shown: {sentence}{more}"
+    return redact_text(f"setting '{name}' is {_show(value)}: {sentence}{more}")
 
 
 def _show(value: Any) -> str:

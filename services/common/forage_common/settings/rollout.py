@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from forage_common.settings.base import Address, Device, Params, Section
+from forage_common.settings.base import Address, Device, Params, Section, Url
 from forage_common.settings.security import UserCode
 
 DEFAULT_ENVIRONMENT = "search"
@@ -45,7 +45,7 @@ class EngineSettings(Section):
     args: Annotated[dict[str, Any], "map of values"] = Field(
         default_factory=dict, description="Further arguments of vLLM's AsyncEngineArgs, by its names"
     )
-    endpoint: str = Field(
+    endpoint: Url = Field(
         "",
         pattern=r"^$|^https?://[^\s?#]+/v1$",
         description="URL, up to /v1, of an OpenAI-compatible server that samples instead of vLLM and is not trained",
@@ -55,6 +55,7 @@ class EngineSettings(Section):
 
 
 _MOST = "Most replicas; above min, Ray Serve adds replicas as requests queue up"
+_TARGET = "Autoscaling: {} per replica to aim at; at most three quarters of those that a replica can have"
 
 
 class ReplicaSettings(Section):
@@ -62,7 +63,7 @@ class ReplicaSettings(Section):
 
     min: int = Field(1, ge=1, description="Fewest replicas")
     max: int = Field(1, ge=1, description=_MOST)
-    target_ongoing: float = Field(64.0, gt=0, description="Autoscaling: requests in progress per replica to aim at")
+    target_ongoing: float = Field(64.0, gt=0, description=_TARGET.format("requests in progress"))
     upscale_delay_s: float = Field(10.0, ge=0, description="Autoscaling: wait before a replica is added")
     downscale_delay_s: float = Field(300.0, ge=0, description="Autoscaling: wait before a replica is removed")
 
@@ -88,7 +89,7 @@ class DispatcherReplicaSettings(ReplicaSettings):
         description="Most replicas; above min, Ray Serve adds replicas as groups in flight grow, but no more than CPUs"
         " where the service starts its own Ray",
     )
-    target_ongoing: float = Field(256.0, gt=0, description="Autoscaling: groups in flight per replica to aim at")
+    target_ongoing: float = Field(256.0, gt=0, description=_TARGET.format("groups in flight"))
 
 
 class EnvironmentRoute(UserCode):

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Annotated
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from forage_common.settings.base import Section
+from forage_common.settings.base import Section, Url
 
 
 class RunSettings(Section):
@@ -35,23 +33,15 @@ class RunSettings(Section):
         return self.dir / self.id
 
 
-def _check_ports(url: str) -> str:
-    try:
-        for host in urlsplit(url).netloc.rpartition("@")[2].split(","):
-            urlsplit(f"//{host}").port  # noqa: B018 - raises where it is none
-    except ValueError as error:
-        raise ValueError(f"it is no URL ({error})") from None
-    return url
-
-
-_NODES = r"([^@/]*@)?[^,:/@]+:\d+(,[^,:/@]+:\d+)*"
+_NODE = r"([^,:/@\[\]]+|\[[0-9A-Fa-f:.]+\]):\d+"
+_NODES = rf"([^@/]*@)?{_NODE}(,{_NODE})*"
 _REDIS_URL = rf"^(((rediss?|unix)://.+)|(rediss?\+sentinel://{_NODES}/[^/]+(/\d+)?)|(rediss?\+cluster://{_NODES}/?))$"
 
 
 class RedisSettings(Section):
     """The Redis server whose streams carry prompts and trajectory groups."""
 
-    url: Annotated[str, AfterValidator(_check_ports)] = Field(
+    url: Url = Field(
         "redis://127.0.0.1:18600/0",
         pattern=_REDIS_URL,
         description="URL of the server: redis://[user[:password]@]host:port/database; rediss:// for TLS; unix://path;"
@@ -86,7 +76,7 @@ class RedisSettings(Section):
         ge=0,
         description="Packed bytes of a group above which its tokens and texts go into a file beside Redis; null: never",
     )
-    payloads_url: str = Field(
+    payloads_url: Url = Field(
         "",
         description="Where these files are, as an fsspec URL that trainer and rollout service reach; empty: in the"
         " run's folder, if they share it",

@@ -6,14 +6,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from forage_common.settings.base import Section
+from forage_common.settings.base import Section, Url
 
 
 class TracingSettings(Section):
     """OpenTelemetry spans of every service, and where they are sent."""
 
     enabled: bool = Field(False, description="Record spans and send them to the collector")
-    endpoint: str = Field(
+    endpoint: Url = Field(
         "",
         pattern=r"^$|^https?://[^\s?#]+$",
         description="URL of an OpenTelemetry collector, such as http://collector:4317; "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from functools import partial
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from forage_common.settings.actor import (
     ActorSettings,
@@ -15,7 +16,7 @@ from forage_common.settings.actor import (
     TrainingEngineSettings,
 )
 from forage_common.settings.algorithm import AdvantageEstimator, AlgorithmSettings
-from forage_common.settings.base import Address, Device, Section
+from forage_common.settings.base import ADDRESS, Address, Device, Section, Url, check_address
 from forage_common.settings.guards import GuardSettings
 
 
@@ -28,9 +29,9 @@ class PublishSettings(Section):
     shard_bytes: int = Field(
         5 * 2**30, ge=1, description="Largest weights file of a policy or an export; a larger tensor gets its own file"
     )
-    direct_address: str = Field(
+    direct_address: Annotated[str, AfterValidator(partial(check_address, other=r"(:\d{1,5})?"))] = Field(
         "",
-        pattern=r"^([^:/\s]*:\d{1,5})?$",
+        json_schema_extra={"pattern": rf"^({ADDRESS}|:\d{{1,5}})?$"},
         description="host:port where engines reach the trainer if rollout.weights.transport=direct; port 0: a free one;"
         " no host: the address from which this machine reaches Redis; empty: that, and a free port",
     )
@@ -39,7 +40,7 @@ class PublishSettings(Section):
         "auto", description="auto: only what a step has changed is published, where that is a quarter or less"
     )
     full_every: int = Field(16, ge=1, description="Interval of whole policies where deltas are published")
-    uri: str = Field("", description="Where engines get policies, as an fsspec URL; empty: from the run's folder")
+    uri: Url = Field("", description="Where engines get policies, as an fsspec URL; empty: from the run's folder")
 
 
 class ProbeSettings(Section):
@@ -65,8 +66,10 @@ class WatchSettings(Section):
 class RaySettings(Section):
     """The Ray cluster whose actors are the trainer's processes."""
 
-    address: str = Field(
-        "", pattern=r"^(auto|[^:/\s]+:\d{1,5})?$", description="host:port, or auto; empty: a local cluster is started"
+    address: Annotated[str, AfterValidator(partial(check_address, other="(auto)?"))] = Field(
+        "",
+        json_schema_extra={"pattern": f"^(auto|{ADDRESS})?$"},
+        description="host:port, or auto; empty: a local cluster is started",
     )
     wait_s: float = Field(300.0, gt=0, description="Longest wait for nodes with room for all processes")
 
@@ -107,7 +110,7 @@ class TrainerSettings(Section):
     )
     save_freq: int = Field(5, ge=1, description="Interval of checkpoints; groups are acknowledged with a checkpoint")
     max_ckpt_to_keep: int = Field(2, ge=1, description="Newest checkpoints that are kept, besides the best one")
-    upload_url: str = Field("", description="Where checkpoints are copied to, as an fsspec URL; empty: nowhere")
+    upload_url: Url = Field("", description="Where checkpoints are copied to, as an fsspec URL; empty: nowhere")
     upload_wait_s: float = Field(600.0, ge=0, description="Longest wait for a running upload at the end of a run")
     publish: PublishSettings = PublishSettings()
     guards: GuardSettings = GuardSettings()

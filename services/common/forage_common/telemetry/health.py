@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
-from forage_common.addresses import port_in_use_error, split_address
+from forage_common.addresses import bound_by_descriptors, listen
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import list_waits
 
@@ -88,15 +88,17 @@ class Gate(Protocol):
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    allow_reuse_address = True
     health: Health
     metrics: Callable[[], bytes]
     list_waits: Callable[[], list[dict[str, Any]]]
     gate: Gate | None
 
-    def __init__(self, address: tuple[str, int]) -> None:
+    def __init__(self, listener: socket.socket) -> None:
         self._open: dict[int, tuple[float, socket.socket]] = {}  # thread → since when, its connection
-        super().__init__(address, _Handler)
+        self._most = bound_by_descriptors(_MAX_CONNECTIONS, 4)
+        super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Shake hands and answer, in a thread of the connection: a slow client delays nobody else."""
@@ -115,7 +117,7 @@ class _Server(ThreadingHTTPServer):
     def service_actions(self) -> None:
         """End connections that last too long, and the oldest ones while there are too many."""
         connections = sorted(list(self._open.values()), key=lambda one: one[0])
-        too_many = max(0, len(connections) - _MAX_CONNECTIONS)
+        too_many = max(0, len(connections) - self._most)
         for number, (since, connection) in enumerate(connections):
             if number < too_many or time.monotonic() - since > _ANSWER_S:
                 with contextlib.suppress(OSError):
@@ -176,10 +178,7 @@ def serve_health(
     Raises:
         UserError: the port is in use.
     """
-    try:
-        server = _Server(split_address(address))
-    except OSError as error:
-        raise port_in_use_error(address, error) from None
+    server = _Server(listen(address))
     server.health = health
     server.metrics = metrics
     server.list_waits = waits

@@ -26,6 +26,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import Attributes as SdkAttributes
 
 from forage_common import __version__
+from forage_common.addresses import NO_PROXY
 from forage_common.errors import InterruptedWorkError
 from forage_common.settings import TracingSettings
 from forage_common.telemetry.trace_context import DROPPED, HEADER, Attributes
@@ -193,15 +194,19 @@ def _resource(service: str, run: str) -> Resource:
 
 
 def _exporter(settings: TracingSettings) -> SpanExporter:
+    """The exporter, which uses no proxy of the environment, as no call between services does."""
     logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # it logs every attempt
     endpoint = settings.endpoint.rstrip("/")
     if settings.protocol == "http":
+        import requests
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 
-        return HttpExporter(endpoint=f"{endpoint}/v1/traces" if endpoint else None)
+        session = requests.Session()
+        session.trust_env = False
+        return HttpExporter(endpoint=f"{endpoint}/v1/traces" if endpoint else None, session=session)
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 
-    return GrpcExporter(endpoint=endpoint or None)
+    return GrpcExporter(endpoint=endpoint or None, channel_options=NO_PROXY)  # type: ignore[arg-type]
 
 
 def _remote(traceparent: str) -> Context:

@@ -30,6 +30,7 @@ def write_stacks_on_signal() -> None:
     if folder := os.environ.get(FOLDER_VARIABLE):
         with contextlib.suppress(OSError):
             Path(folder).mkdir(parents=True, exist_ok=True)
-            output = find_stack_file(Path(folder), os.getpid()).open("w")  # stays open as long as the process
+            file = find_stack_file(Path(folder), os.getpid())
+            output = file.open("w", encoding="utf-8")  # stays open as long as the process
     with contextlib.suppress(ValueError, OSError, AttributeError):  # stderr may be no file
         faulthandler.register(SIGNAL, output, all_threads=True)

@@ -34,7 +34,11 @@ def escape_tags(text: str, special_tokens: Iterable[str] = (), tags: Iterable[st
         special_tokens: strings that the tokenizer would turn into control tokens, such as "<|im_end|>".
         tags: reserved names besides `RESERVED_TAGS`.
     """
-    text = _pattern(frozenset(tags)).sub(r"&lt;\1&gt;", text)
+    return escape_controls(_pattern(frozenset(tags)).sub(r"&lt;\1&gt;", text), special_tokens)
+
+
+def escape_controls(text: str, special_tokens: Iterable[str]) -> str:
+    """Escape a tokenizer's control tokens alone, as `escape_tags` does: a question may name tags."""
     for token in sorted(special_tokens, key=len, reverse=True):
         if token:
             text = text.replace(token, _entities(token))

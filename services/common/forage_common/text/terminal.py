@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 
@@ -22,6 +23,13 @@ def printable(text: str) -> str:
     Line feeds, tabs and letters of all scripts stay. JSON stays the same JSON. A second pass changes nothing.
     """
     return text if text.isascii() and text.isprintable() else _UNSAFE.sub(_escape, text.replace("\r\n", "\n"))
+
+
+def escape_unencodable() -> None:
+    """Let output escape what its encoding lacks, as `\\u2713` for a check mark where the locale is not UTF-8."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def echo(text: str, err: bool = False) -> None:

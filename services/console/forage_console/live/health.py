@@ -223,8 +223,8 @@ def read_log_end(folder: UPath, name: str) -> list[str]:
         with file.open("rb") as stream:
             size = stream.seek(0, 2)
             stream.seek(max(0, size - _LOG_BYTES))
-            text = stream.read(_LOG_BYTES).decode(errors="replace")
+            found = stream.read(_LOG_BYTES)
     except (OSError, ValueError):
         return []
-    lines = text.splitlines()[1 if size > _LOG_BYTES else 0 :]
-    return [line[:_LINE_LENGTH] for line in lines[-_LOG_LINES:]]
+    lines = found.splitlines()[1 if size > _LOG_BYTES else 0 :]  # of bytes: progress bars write carriage returns
+    return [line.decode(errors="replace")[:_LINE_LENGTH] for line in lines[-_LOG_LINES:]]

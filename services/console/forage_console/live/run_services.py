@@ -63,7 +63,8 @@ def load_run_settings(folder: UPath, own: Settings) -> Settings:
             tree = yaml.safe_load(file.read(_MOST_BYTES))
         settings = check_settings(_select(tree))
     except (OSError, yaml.YAMLError, ValueError, ForageError) as error:
-        reason = " ".join(str(error).split())[:300]
+        # An error of YAML quotes the line, which may hold a password.
+        reason = "it is not valid YAML" if isinstance(error, yaml.YAMLError) else " ".join(str(error).split())[:300]
         raise RefusedError(f"the settings of {folder.name} cannot be read: {reason}") from None
     for section, name in _ADDRESSES:
         address, known = (getattr(getattr(one, section), name) for one in (settings, own))
@@ -122,7 +123,7 @@ def is_alive(folder: UPath) -> bool:
     if not isinstance(folder, Path):
         return False
     try:
-        supervisor = json.loads((folder / RECORD).read_text())["supervisor"]
+        supervisor = json.loads((folder / RECORD).read_text(encoding="utf-8"))["supervisor"]
         return psutil.pid_exists(int(supervisor["pid"]))
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return False

@@ -125,7 +125,7 @@ def _list_checkpoints(folder: UPath) -> Iterator[tuple[str, int, float | None, s
             if changed is not None:
                 yield "checkpoint", int(number), changed, f"checkpoint {name}"
     try:
-        best = (checkpoints / "best").read_text().strip().removeprefix("step_")
+        best = (checkpoints / "best").read_text(encoding="utf-8").strip().removeprefix("step_")
     except (OSError, ValueError):
         return
     if best.isdecimal() and len(best) < 16:

@@ -58,7 +58,7 @@ def evaluate_index(
         console.print(_build_sweep_table(report["sweep"]))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "eval.json").write_text(json.dumps(report, indent=2) + "\n")
+        (out / "eval.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
         if sweep:
             _plot_sweep(out / "sweep.svg", report["sweep"])
     typer.echo(json.dumps(report))

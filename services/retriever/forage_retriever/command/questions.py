@@ -12,6 +12,9 @@ from pathlib import Path
 
 from forage_common.errors import DataError
 
+_TEXT = "utf-8-sig"
+"""UTF-8 with or without a mark at its beginning, as in a corpus."""
+
 
 @dataclass(frozen=True)
 class Question:
@@ -30,7 +33,7 @@ def read_questions(file: Path) -> list[Question]:
     """
     questions = []
     try:
-        with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as lines:
+        with gzip.open(file, "rt", encoding=_TEXT) if file.suffix == ".gz" else file.open(encoding=_TEXT) as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     questions.append(_parse_question(line, f"{file}:{number}"))

@@ -90,7 +90,7 @@ class _Sources:
         self._file = file
         self._pinned = pinned
         try:
-            self._kept = dict(json.loads(file.read_text())) if file.exists() else {}
+            self._kept = dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
         except (OSError, ValueError) as error:
             raise DataError(f"{file} cannot be read ({error}): delete it, and the files that it is about") from None
         for name, digest in pinned.items():
@@ -166,7 +166,7 @@ def _unpack(packed: Path, corpus: Path, report: Report) -> None:
 def _join(parts: Sequence[Path], target: Path, report: Report) -> None:
     """Append the parts to the first, which becomes the target; killed in between, the same is done again."""
     first, *rest = parts
-    begin = json.loads((first.parent / KEPT_FILE).read_text())[first.name]["bytes"]
+    begin = json.loads((first.parent / KEPT_FILE).read_text(encoding="utf-8"))[first.name]["bytes"]
     space.check_disk(target.parent, sum(part.stat().st_size for part in rest), target.name)
     total, done = begin + sum(part.stat().st_size for part in rest), begin
     with durable.detect_full_disk(target), first.open("r+b") as out:

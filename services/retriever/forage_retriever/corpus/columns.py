@@ -144,7 +144,9 @@ def extract_values(value: Any, field: str) -> list[str]:
 
 class _Column:
     def __init__(self, folder: Path) -> None:
-        self._places = {value: place for place, value in enumerate(json.loads((folder / _VALUES).read_text()))}
+        self._places = {
+            value: place for place, value in enumerate(json.loads((folder / _VALUES).read_text(encoding="utf-8")))
+        }
         self._starts = np.load(folder / _STARTS)
         self._rows = np.load(folder / _ROWS, mmap_mode="r") if self._starts[-1] else np.empty(0, np.uint32)
 
@@ -186,7 +188,7 @@ class _ColumnWriter:
         if total := int(starts[-1]):
             self._sort(np.memmap(self._file, np.uint32, "r", shape=(total, 2)), starts[:-1].copy())
         np.save(self._folder / _STARTS, starts)
-        (self._folder / _VALUES).write_text(json.dumps(list(self._places), ensure_ascii=False))
+        (self._folder / _VALUES).write_text(json.dumps(list(self._places), ensure_ascii=False), encoding="utf-8")
         self._file.close()
         (self._folder / _PAIRS).unlink()
 

@@ -73,7 +73,7 @@ class Corpus(_View[Passage]):
             DataError: the folder is damaged.
         """
         try:
-            meta = json.loads((folder / META_FILE).read_text())
+            meta = json.loads((folder / META_FILE).read_text(encoding="utf-8"))
             count, self.digest = int(meta["passages"]), str(meta["digest"])
             with (folder / ROWS_FILE).open("rb") as file:
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -137,7 +137,7 @@ class CorpusWriter:
         self._flush()
         self._columns.finish()
         meta = {"passages": self._count, "digest": self._digest.hexdigest(), "filter_fields": self._fields}
-        (self._folder / META_FILE).write_text(json.dumps(meta, ensure_ascii=False))
+        (self._folder / META_FILE).write_text(json.dumps(meta, ensure_ascii=False), encoding="utf-8")
         for file in (self._rows, self._offsets):
             file.close()
         corpus = Corpus(self._folder)

@@ -29,7 +29,7 @@ def digest_model(folder: Path) -> str:
     names = ["config.json", TOKENIZER_FILE]
     try:
         if (folder / _SHARDS).exists():
-            names += sorted(set(json.loads((folder / _SHARDS).read_text())["weight_map"].values()))
+            names += sorted(set(json.loads((folder / _SHARDS).read_text(encoding="utf-8"))["weight_map"].values()))
         else:
             names.append(_WEIGHTS)
         return artifacts.compute_digest(
@@ -49,7 +49,7 @@ def limit_max_tokens(folder: Path, max_tokens: int) -> int:
     limits = [max_tokens]
     for name, key in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
         try:
-            limit = json.loads((folder / name).read_text()).get(key)
+            limit = json.loads((folder / name).read_text(encoding="utf-8")).get(key)
         except FileNotFoundError:
             continue
         except (OSError, ValueError, AttributeError) as error:

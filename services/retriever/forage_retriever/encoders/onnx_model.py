@@ -131,7 +131,7 @@ def group_by_length(lengths: Sequence[int], max_length: int) -> Iterator[tuple[i
 
 def _has_vnni() -> bool:
     try:
-        return "vnni" in _CPU_INFO.read_text()
+        return "vnni" in _CPU_INFO.read_text(encoding="utf-8")
     except OSError:
         return False
 
@@ -149,7 +149,7 @@ def _run_export(threads: int, *arguments: str) -> None:
     command = [sys.executable, "-m", "forage_retriever.encoders.onnx_export", *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     with (
-        tempfile.TemporaryFile("w+") as log,
+        tempfile.TemporaryFile("w+", encoding="utf-8") as log,
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment) as child,
     ):
         try:

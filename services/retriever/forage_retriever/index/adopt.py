@@ -22,7 +22,7 @@ from forage_retriever.index.recipe import Recipe
 from forage_retriever.index.workspace import open_workspace
 from forage_retriever.search import faiss_build, faiss_cut
 
-_ADOPTION = "adopt/2"
+_ADOPTION = "adopt/3"
 """Changes whenever a file is checked or kept otherwise."""
 
 _CHECKED = "checked"
@@ -96,13 +96,19 @@ def _check_type(file: Path, dimension: int, count: int) -> str:
 def _check(file: Path, corpus: Corpus, encoder: Encoder, report: Report) -> None:
     """
     Raises:
-        DataError: the number of its vectors is not that of the passages, or they are vectors of other texts.
+        DataError: the number of its vectors is not that of the passages, they have other ids than the numbers of the
+            passages, or they are vectors of other texts.
     """
     index = faiss_build.read_index(file)
     if index.ntotal != len(corpus):
         raise DataError(
             f"{file} holds {index.ntotal} vectors and the corpus {len(corpus)} passages: give the corpus that it was"
             " built from"
+        )
+    if foreign := faiss_build.count_foreign_ids(index):
+        raise DataError(
+            f"{file} gives its vectors ids of its own: {foreign} of the numbers from 0 to {len(corpus) - 1} are not"
+            " among them, expected id n to be passage n: build it again with the numbers of the passages as ids"
         )
     check_agreement(file, index, corpus, encoder, report)
 

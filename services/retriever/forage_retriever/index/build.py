@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forage_retriever.corpus import read
+from forage_common.files.corpus import list_files
 from forage_retriever.index import space
 from forage_retriever.index.building import parts, shards, stages
 from forage_retriever.index.building.shards import Processes
@@ -38,7 +38,7 @@ def build_index(
     with open_workspace(staging_dir, final, report) as workspace:
         if workspace is None:
             return
-        space.check_disk(staging_dir, space.estimate_corpus_bytes(read.list_files(corpus_file)), "the passages")
+        space.check_disk(staging_dir, space.estimate_corpus_bytes(list_files(corpus_file)), "the passages")
         if count == 1:
             report = number_stages(report, parts.list_stages(recipe))
             corpus = stages.store_corpus(workspace, corpus_file, source, recipe.filter_fields, report)

@@ -21,6 +21,7 @@ import httpx
 
 from forage_common.errors import UserError
 from forage_common.files.durable import detect_full_disk
+from forage_common.settings.base import check_url
 from forage_common.text.redaction import redact_text
 
 _BLOCK = 2**20
@@ -77,6 +78,18 @@ class RemoteFolder(Protocol):
         ...
 
 
+def check_address(url: str) -> None:
+    """Check an address before a library reads it, whose errors may quote a part of a password.
+
+    Raises:
+        DownloadError: its user or password is not percent-encoded, or it has no such port.
+    """
+    try:
+        check_url(url)
+    except ValueError as error:
+        raise DownloadError(f"the address is not shown, as it may hold a password: {error}") from None
+
+
 def open_folder(url: str) -> RemoteFolder:
     """The folder at a path or URL.
 
@@ -87,6 +100,7 @@ def open_folder(url: str) -> RemoteFolder:
         raise DownloadError(
             f"{ascii(url)[:200]} is no address: give a folder or one URL, such as s3://bucket/indexes/wiki"
         )
+    check_address(url)
     if url.startswith("hf://"):
         url = _find_on_hub(url)
     if url.startswith(("http://", "https://")):

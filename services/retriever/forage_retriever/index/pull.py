@@ -10,7 +10,14 @@ from pathlib import Path
 from forage_common.errors import SettingsError, UserError
 from forage_common.files import durable
 from forage_retriever.index import manifest, space
-from forage_retriever.index.download import DownloadError, MissingFileError, RemoteFolder, download, open_folder
+from forage_retriever.index.download import (
+    DownloadError,
+    MissingFileError,
+    RemoteFolder,
+    check_address,
+    download,
+    open_folder,
+)
 from forage_retriever.index.manifest import MANIFEST_FILE, Manifest
 from forage_retriever.index.progress import Report
 from forage_retriever.index.workspace import Workspace, open_workspace
@@ -47,7 +54,7 @@ def pull_index(url: str, final: Path, staging_dir: Path, report: Report, sha256:
         parts = _fetch_manifests(folder, url, workspace, sha256)
         _fetch_files(folder, parts, workspace, report)
         for part in parts:
-            content = (workspace.folder / _MANIFESTS / part / MANIFEST_FILE).read_text()
+            content = (workspace.folder / _MANIFESTS / part / MANIFEST_FILE).read_text(encoding="utf-8")
             durable.write_atomically(workspace.index / part / MANIFEST_FILE, content)
         durable.sync_tree(workspace.index)
         workspace.finish(final)
@@ -62,6 +69,7 @@ def push_index(folder: Path, url: str, report: Report) -> None:
     """
     from fsspec.core import url_to_fs
 
+    check_address(url)
     if url.startswith(("http://", "https://", "hf://")) or "::" in url:
         raise SettingsError(f"{url} is not written: give a folder, s3:// or gs://; to the Hub with `hf upload`")
     parts = manifest.list_shards(folder) or [folder]

@@ -26,9 +26,9 @@ def measure_available_memory() -> int:
     """Bytes that this process may still allocate: of the machine, or of its container where that has less."""
     free = int(psutil.virtual_memory().available)
     try:
-        limit = int((_CGROUP / "memory.max").read_text())
-        used = int((_CGROUP / "memory.current").read_text())
-        cached = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        limit = int((_CGROUP / "memory.max").read_text(encoding="utf-8"))
+        used = int((_CGROUP / "memory.current").read_text(encoding="utf-8"))
+        cached = dict(line.split() for line in (_CGROUP / "memory.stat").read_text(encoding="utf-8").splitlines())
     except (OSError, ValueError):  # no container, or one without a limit ("max")
         return free
     return min(free, limit - used + int(cached.get("inactive_file", 0)))

@@ -62,7 +62,7 @@ class Workspace:
         """
         folder = (self.folder if temporary else self.index) / name
         marker = self._marker(name)
-        kept, _, seconds = marker.read_text().partition("\n") if marker.is_file() else ("", "", "")
+        kept, _, seconds = marker.read_text(encoding="utf-8").partition("\n") if marker.is_file() else ("", "", "")
         if kept == key:
             if name not in self._seen:
                 self._seen.add(name)
@@ -179,7 +179,7 @@ def _acquire_lock(folder: Path, final: Path, report_waiting: Callable[[], None])
             contextlib.ExitStack() as closing,
             contextlib.suppress(FileNotFoundError),
         ):  # the holder has just removed it
-            lock = closing.enter_context((folder / _LOCK).open("a"))
+            lock = closing.enter_context((folder / _LOCK).open("a", encoding="utf-8"))
             if not _try_lock(lock):
                 if not reported:
                     report_waiting()
@@ -194,7 +194,7 @@ def _acquire_lock(folder: Path, final: Path, report_waiting: Callable[[], None])
 
 
 def _remove_leftover(folder: Path) -> None:
-    with contextlib.suppress(OSError), (folder / _LOCK).open("r+") as lock:
+    with contextlib.suppress(OSError), (folder / _LOCK).open("r+", encoding="utf-8") as lock:
         if _try_lock(lock) and _is_at(lock, folder / _LOCK):
             shutil.rmtree(folder)
 

@@ -33,7 +33,6 @@ PROBE_TIMEOUT_S = 1.0
 """Time limit of a probe."""
 
 FAILURES_TO_OPEN = 3
-_RECONNECT_MS = 500
 
 UP = Gauge("forage_retriever_shard_up", "1 where a shard answers", ["shard"])
 SHARD_FAILURES = Counter(
@@ -61,8 +60,6 @@ class Shard:
         options = [
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS),
-            ("grpc.max_reconnect_backoff_ms", _RECONNECT_MS),
         ]
         tokens = open_token_file(settings.retriever.auth_token_file, "retriever.auth_token_file")
         self._channel = open_channel(address, settings.tls, options, tokens)

@@ -161,7 +161,7 @@ def _open_router(
 def _open_lines(file: str) -> Iterator[Iterator[str]]:
     """Open the lines of a file. Bytes that are not UTF-8 become U+FFFD."""
     if file == "-":
-        sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace", newline="\n")  # type: ignore[union-attr]
         yield iter(sys.stdin)
     elif file.endswith(".parquet"):
         with contextlib.closing(stream_parquet_rows(Path(file), "use `forage reward score`")) as rows:

@@ -2,7 +2,8 @@
 
     score(view: TrajectoryView, truth: GroundTruth, params: dict) -> float | dict[str, float]
 
-A number is the total. A dict holds components, and the total is the sum of those whose name does not start with "_".
+A number is the total, and so is a bool: 1 or 0. A dict holds components, and the total is the sum of those whose name
+does not start with "_".
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import importlib.util
 import math
 import numbers
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -133,8 +135,11 @@ def check_score(name: str, score: Score) -> None:
 
 
 def _check_number(value: object, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ContractError(f"returned a {type(value).__name__} as {name}: return a number or a dict of numbers")
+    kind = type(value).__name__
+    if getattr(value, "ndim", None) == 0:  # a number of NumPy or PyTorch, neither of which is installed here
+        value = value.item()  # type: ignore[attr-defined]
+    if not isinstance(value, numbers.Real | Decimal):
+        raise ContractError(f"returned a {kind} as {name}: return a number or a dict of numbers")
     number = float(value)
     if not math.isfinite(number):
         raise ContractError(f"returned {number} as {name}: return finite numbers")

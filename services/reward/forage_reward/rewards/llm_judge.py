@@ -8,18 +8,20 @@
 | a refusal, or a reply without a verdict        | INTERNAL      |
 
 The policy writes the text that is judged, so it may learn to persuade the judge: compare with `em` on a held-out set.
-The answer is truncated and fenced, and cannot contain the fence.
+The answer is truncated and fenced, and can contain neither the fence nor what looks like a control token.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import re
 import string
 from typing import Self
 
 from pydantic import Field, model_validator
 
+from forage_common.settings.base import Url
 from forage_reward.deadline import limit_to_deadline
 from forage_reward.parsing.answers import extract_solution
 from forage_reward.reward import Reward, RewardParams
@@ -36,6 +38,8 @@ from forage_reward.trajectory import GroundTruth, Role, TrajectoryView
 
 NAME = "llm_judge"
 FENCE = "~~~~"
+# The judge's tokenizer is not here: these are the forms that control tokens have, such as <|im_end|>, </s> and [INST].
+_CONTROL = re.compile(r"<(?=[|\uff5c]|/?[A-Za-z_]+>)|\[(?=/?[A-Z_]+\])")
 MAX_QUESTION = 8_000
 """Characters at the end of the prompt that the judge sees."""
 
@@ -66,7 +70,7 @@ class Params(RewardParams):
     `VERDICT: no` or `VERDICT: <0 to 1>`. `api_key_env` names the environment variable of the API key, if one is needed.
     """
 
-    base_url: str = Field("http://127.0.0.1:8000/v1", pattern=r"^https?://")
+    base_url: Url = Field("http://127.0.0.1:8000/v1", pattern=r"^https?://")
     model: str = Field("judge", min_length=1)
     api_key_env: str = ""
     template: str = TEMPLATE
@@ -90,11 +94,11 @@ class Params(RewardParams):
 
 
 def compute_score(view: TrajectoryView, truth: GroundTruth, params: Params) -> Score:
-    """Return 1 component: `verdict`, raw from 0 to 1. No answer is 0 without a call."""
+    """Return 1 component: `verdict`, raw from 0 to 1. No answer, or an empty one, is 0 without a call."""
     if not truth.targets and "targets" in string.Template(params.template).get_identifiers():
         return withhold_score(Status.INVALID_INPUT, NAME, NO_TARGETS)
     answer = extract_solution(view)
-    if answer is None:
+    if not answer:
         return sum_components(NAME, (Component("verdict", 0.0, 0.0),), "no answer")
     prompt = render_prompt(
         params.template, "".join(view.texts(Role.PROMPT)), answer[: params.max_answer], truth.targets
@@ -111,10 +115,14 @@ def compute_score(view: TrajectoryView, truth: GroundTruth, params: Params) -> S
 
 
 def render_prompt(template: str, question: str, answer: str, targets: tuple[str, ...]) -> str:
-    """Render the judge's prompt. No value can close the fence around it."""
+    """Render the judge's prompt. No value can close the fence around it, or end the turn of the chat."""
     values = {"question": question[-MAX_QUESTION:], "answer": answer, "targets": "\n".join(targets)}
-    fenced = {name: value.replace(FENCE, "~ ~ ~ ~") for name, value in values.items()}
+    fenced = {name: _CONTROL.sub(_escape, value.replace(FENCE, "~ ~ ~ ~")) for name, value in values.items()}
     return string.Template(template).substitute(fenced)
+
+
+def _escape(mark: re.Match[str]) -> str:
+    return "&lt;" if mark[0] == "<" else "&#91;"
 
 
 @functools.lru_cache(maxsize=16)

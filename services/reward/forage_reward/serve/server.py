@@ -47,10 +47,6 @@ MAX_BYTES_IN_PROGRESS = 128 * 2**20
 MAX_CONCURRENT_CALLS = 256
 """Further calls end with RESOURCE_EXHAUSTED, and clients retry them later."""
 
-CONNECTION_AGE_MS = 300_000
-"""Age at which a client reconnects (after its calls have ended) and resolves the name again, so that it finds new
-replicas."""
-
 MAX_STREAMS = 32
 DRAIN_S = 20.0
 SERVICE = reward_pb2.DESCRIPTOR.services_by_name["Reward"].full_name
@@ -215,7 +211,6 @@ async def _start_grpc(
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.so_reuseport", int(shared)),  # otherwise a second service would share the port unnoticed
-        ("grpc.max_connection_age_ms", CONNECTION_AGE_MS),
         *limit_connections(),
     ]
     credentials = make_grpc_server_credentials(settings.tls, "reward")

@@ -15,8 +15,9 @@ import time
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
-from forage_common.addresses import port_in_use_error, split_address
+from forage_common.addresses import bind_socket
 from forage_common.errors import UserError
+from forage_common.files.socket_folder import find_socket_folder
 from forage_common.settings import Settings
 from forage_common.telemetry.health import WAITING, Health
 from forage_common.telemetry.logs import get_logger
@@ -27,6 +28,7 @@ _own = CollectorRegistry()
 RESTARTS = Counter("forage_reward_worker_restarts_total", "Restarts of worker processes", registry=_own)
 _own.register(WAITING)
 _POLL_INTERVAL_S = 0.1
+_LONGEST_SOCKET = "forage-reward-12345678/worker-9999.sock"
 _MAX_RETRY_S = 10.0
 
 
@@ -36,7 +38,7 @@ class WorkerPool:
     def __init__(self, settings: Settings, health: Health) -> None:
         self._settings = settings
         self._health = health
-        self._folder = tempfile.mkdtemp(prefix="forage-reward-")
+        self._folder = tempfile.mkdtemp(prefix="forage-reward-", dir=find_socket_folder(_LONGEST_SOCKET))
         self._children: list[Child] = []
         self._stop = threading.Event()
         self._watchers: list[threading.Thread] = []
@@ -129,14 +131,5 @@ def _reserve_port(address: str) -> socket.socket:
     Raises:
         UserError: another process uses it.
     """
-    host, port = split_address(address)
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise port_in_use_error(address, error) from None
-    reserved = socket.socket()
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    reserved.bind((host, port))
-    return reserved
+    bind_socket(address).close()  # with the option below it would be shared with another service, unnoticed
+    return bind_socket(address, socket.SO_REUSEPORT)

@@ -105,13 +105,13 @@ def write_private(file: Path, text: str) -> None:
         UserError: it cannot be written.
     """
     try:
-        if file.is_file() and file.read_text() == text:
+        if file.is_file() and file.read_text(encoding="utf-8") == text:
             return  # a full disk is no reason not to start again
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         partial = file.with_name(f".{file.name}.new")
         partial.unlink(missing_ok=True)
         partial.touch(mode=0o600, exist_ok=False)
-        partial.write_text(text)
+        partial.write_text(text, encoding="utf-8")
         partial.replace(file)
     except OSError as error:
         raise UserError(f"{file} cannot be written ({error.strerror}): give a folder that you may write to") from None

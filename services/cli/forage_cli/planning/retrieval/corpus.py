@@ -62,7 +62,7 @@ def read_manifest(folder: Path | None) -> dict[str, Any] | None:
     if folder is None or not (folder / "manifest.json").is_file():
         return None
     try:
-        content = json.loads((folder / "manifest.json").read_text())
+        content = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{folder}/manifest.json is not JSON ({error}): build the index again") from None
     if isinstance(content, dict) and isinstance(content.get("manifest"), dict):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import resource
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from forage_common.addresses import bound_by_descriptors
 
 HEAD_BYTES = 2**16
 """Of a request's line and headers; also of what surrounds the chunks of a body."""
@@ -35,8 +36,7 @@ class QuietConnections:
     """
 
     def __init__(self, most: int | None = None) -> None:
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._most = most or (min(_MOST_QUIET, files // 4) if files > 0 else _MOST_QUIET)
+        self._most = most or bound_by_descriptors(_MOST_QUIET, 4)
         self._quiet: dict[object, asyncio.BaseTransport] = {}
 
     def add(self, connection: object, transport: asyncio.BaseTransport) -> None:

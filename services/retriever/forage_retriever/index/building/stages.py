@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forage_common.errors import DataError
+from forage_common.files.corpus import list_files
 from forage_common.settings import RetrievalMode
 from forage_retriever.artifacts import compute_digest
 from forage_retriever.corpus import read
@@ -35,7 +36,7 @@ def hash_source(file: Path, report: Report) -> str:
     Raises:
         DataError: it cannot be read.
     """
-    done, total = 0, sum(one.stat().st_size for one in read.list_files(file) if one.is_file())
+    done, total = 0, sum(one.stat().st_size for one in list_files(file) if one.is_file())
 
     def progress(count: int) -> None:
         nonlocal done
