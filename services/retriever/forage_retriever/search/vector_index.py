@@ -68,6 +68,15 @@ class Effort:
         return cls(settings.ef_search, settings.nprobe, settings.refine)
 
 
+@dataclass(frozen=True)
+class _Scope:
+    """Which rows a search may find, how many these are, and how thoroughly it looks."""
+
+    mask: NDArray[np.bool_] | None
+    passing: int
+    effort: Effort
+
+
 class VectorIndex:
     """A vector index. Thread-safe. Rows are [n, k], best first; -1 with a score of -inf where there are no more.
 
@@ -146,67 +155,56 @@ class VectorIndex:
         vectors = np.ascontiguousarray(vectors, np.float32)
         if mask is not None and passing <= EXACT_ROWS and (self._stored is not None or self._reconstructs):
             return self._score_rows(vectors, np.flatnonzero(mask), k)
+        scope = _Scope(mask, passing, effort)
         if self._is_exact:
-            return self._search_exactly(vectors, k, mask, passing, effort)
+            return self._search_exactly(vectors, k, scope)
         best: Results | None = None
         for rung in list_rungs(k) if self._depends_on_depth else [k]:
-            more = self._search_rung(vectors, min(rung, passing), mask, passing, effort)
+            more = self._search_rung(vectors, min(rung, passing), scope)
             best = append_results(best, more, min(rung, passing))
         assert best is not None
         return best[0][:, :k], best[1][:, :k]
 
-    def _search_exactly(
-        self, vectors: NDArray[np.float32], k: int, mask: NDArray[np.bool_] | None, passing: int, effort: Effort
-    ) -> Results:
+    def _search_exactly(self, vectors: NDArray[np.float32], k: int, scope: _Scope) -> Results:
         """Search an index whose scores are exact but for rounding, which changes with the number of vectors."""
-        for extra in (*list_extras(k), passing):
-            depth = min(k + extra, passing)
-            scores, rows = self._find_candidates(vectors, depth, mask, passing, effort)
+        for extra in (*list_extras(k), scope.passing):
+            depth = min(k + extra, scope.passing)
+            scores, rows = self._find_candidates(vectors, depth, scope)
             longest = float(np.linalg.norm(self._read_vectors(np.unique(rows[:, [0, -1]])), axis=1).max())
-            if depth == passing or np.all(scores[:, -1] < scores[:, k - 1] - bound_rounding(vectors, longest)):
+            if depth == scope.passing or np.all(scores[:, -1] < scores[:, k - 1] - bound_rounding(vectors, longest)):
                 break
         return self._refine(vectors, rows, k)
 
-    def _search_rung(
-        self, vectors: NDArray[np.float32], k: int, mask: NDArray[np.bool_] | None, passing: int, effort: Effort
-    ) -> Results:
+    def _search_rung(self, vectors: NDArray[np.float32], k: int, scope: _Scope) -> Results:
         """The best of at least `k` candidates, and the others after them."""
-        depth = self._choose_depth(k, effort, passing, filtered=mask is not None)
-        scores, rows = self._search_codes(vectors, depth, mask, passing, effort)
+        depth = self._choose_depth(k, scope)
+        scores, rows = self._search_codes(vectors, depth, scope)
         return self._refine(vectors, rows[:, :depth], depth) if depth > k else (scores, rows)
 
-    def _search_codes(
-        self, vectors: NDArray[np.float32], k: int, mask: NDArray[np.bool_] | None, passing: int, effort: Effort
-    ) -> Results:
+    def _search_codes(self, vectors: NDArray[np.float32], k: int, scope: _Scope) -> Results:
         """The best by the scores of the index itself, of which FAISS keeps any where the last of `k` are equal."""
         extras = list_extras(k)
         walk = k + extras[0]  # along a graph the same way, however many equal ones are asked for
-        most = min(max(effort.ef_search // 2, walk) if self.has_graph else passing, passing)
+        most = min(max(scope.effort.ef_search // 2, walk) if self.has_graph else scope.passing, scope.passing)
         for extra in extras:
             depth = min(k + extra, most)
-            scores, rows = self._find_candidates(vectors, depth, mask, passing, effort, walk)
+            scores, rows = self._find_candidates(vectors, depth, scope, walk)
             if depth == most or not np.any(rows[scores[:, -1] == scores[:, k - 1], -1] >= 0):
                 break
         return sort_results(scores, rows)
 
-    def _choose_depth(self, k: int, effort: Effort, passing: int, filtered: bool) -> int:
+    def _choose_depth(self, k: int, scope: _Scope) -> int:
+        effort = scope.effort
         if effort.refine == 1:
             return k
         if self._stored is None:
-            on_halves = self._gpu is not None and self._gpu.halves and not filtered and self._reconstructs
-            return min(_HALF_REFINE * k + _HALF_MORE, passing) if on_halves else k
+            on_halves = self._gpu is not None and self._gpu.halves and scope.mask is None and self._reconstructs
+            return min(_HALF_REFINE * k + _HALF_MORE, scope.passing) if on_halves else k
         depth = effort.refine * k if effort.refine else max(AUTOMATIC_REFINE * k, MIN_CANDIDATES)
-        return min(depth, passing)
+        return min(depth, scope.passing)
 
-    def _find_candidates(
-        self,
-        vectors: NDArray[np.float32],
-        k: int,
-        mask: NDArray[np.bool_] | None,
-        passing: int,
-        effort: Effort,
-        walk: int = 0,
-    ) -> Results:
+    def _find_candidates(self, vectors: NDArray[np.float32], k: int, scope: _Scope, walk: int = 0) -> Results:
+        mask, passing, effort = scope.mask, scope.passing, scope.effort
         if mask is None:
             if self._gpu is not None and k <= faiss_gpu.MAX_NEIGHBOURS:
                 return self._gpu.search(vectors, k, effort.nprobe, effort.ef_search)
