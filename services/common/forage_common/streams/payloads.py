@@ -26,11 +26,12 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from forage_common.errors import ForageError, SettingsError, UnavailableError
+from forage_common.errors import ForageError, UnavailableError
 from forage_common.files import durable
+from forage_common.files.remote import open_file_system
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
-from forage_common.text.redaction import redact_text, redact_url
+from forage_common.text.redaction import redact_url
 from forage_common.v1.packed_pb2 import PackedGroup, StoredPart
 
 FOLDER = "groups"
@@ -291,16 +292,9 @@ class _Store(_Place):
 
 
 def _open(url: str, run_id: str) -> _Place:
-    from fsspec.core import url_to_fs  # in the environments of trainer and rollout service alone
-    from fsspec.implementations.local import LocalFileSystem
+    from fsspec.implementations.local import LocalFileSystem  # in the environments of trainer and rollout service alone
 
-    try:
-        system, root = url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise SettingsError(
-            f"redis.payloads_url = '{redact_url(url)}' cannot be used ({redact_text(str(error))}): install what fsspec "
-            "needs for it, or give another address"
-        ) from None
+    system, root = open_file_system(url, "redis.payloads_url")
     if isinstance(system, LocalFileSystem):
         return _Folder(Path(root) / run_id)
-    return _Store(system, f"{str(root).rstrip('/')}/{run_id}")
+    return _Store(system, f"{root.rstrip('/')}/{run_id}")

@@ -11,14 +11,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from fsspec.core import url_to_fs
 from prometheus_client import Counter, Gauge
 
-from forage_common.errors import UserError
 from forage_common.files import durable
+from forage_common.files.remote import open_file_system
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import idling, waiting
-from forage_common.text.redaction import redact_text, redact_url
 from forage_trainer.checkpoints.manifest import MANIFEST, list_checkpoints
 from forage_trainer.files import remove_folder, remove_leftovers, stage_folder
 
@@ -33,19 +31,8 @@ PENDING = Gauge("forage_trainer_uploads_waiting", "Checkpoints that wait to be c
 
 
 def open_upload(url: str) -> tuple[Any, str]:
-    """The file system of `trainer.upload_url`, and the folder's path in it.
-
-    Raises:
-        UserError: no installed file system has such addresses.
-    """
-    try:
-        system, root = url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise UserError(
-            f"trainer.upload_url = '{redact_url(url)}' cannot be used ({redact_text(str(error))}): install what "
-            "fsspec needs for it into the trainer's environment, or give another address"
-        ) from None
-    return system, str(root)
+    """Open `trainer.upload_url`; raises as `open_file_system`."""
+    return open_file_system(url, "trainer.upload_url", "the trainer's")
 
 
 class Uploader:
