@@ -12,10 +12,11 @@ from unittest.mock import patch
 
 import pytest
 import redis
+from payload_clients import load_payload_settings, open_payload_client, start_trainer
 from waiting import WAIT_S
 
 from forage_common.errors import SettingsError, UnavailableError
-from forage_common.settings import RedisSettings, Settings, load_settings
+from forage_common.settings import RedisSettings, Settings
 from forage_common.streams import payloads
 from forage_common.streams.client import Entry, StreamClient
 from forage_common.streams.payloads import FOLDER, Payloads
@@ -27,27 +28,21 @@ Connect = Callable[..., StreamClient]
 
 @pytest.fixture
 def settings(redis_server: RedisSettings, tmp_path: Path) -> Settings:
-    own = [f"redis.url={redis_server.url}", f"run.dir={tmp_path}", "run.id=run", "redis.inline_bytes=0"]
-    return load_settings(None, own, {})
+    return load_payload_settings(redis_server, tmp_path, 0)
 
 
 @pytest.fixture
 def connect(settings: Settings) -> Connect:
     def open_client(payloads_url: str = "") -> StreamClient:
         place = settings.redis.model_copy(update={"payloads_url": payloads_url})
-        own = settings.model_copy(update={"redis": place})
-        return StreamClient(own.redis, "run", 2.0, payloads=Payloads(own))
+        return open_payload_client(settings.model_copy(update={"redis": place}))
 
     return open_client
 
 
 @pytest.fixture
 def trainer(connect: Connect) -> StreamClient:
-    client = connect()
-    client.create_groups()
-    client.acquire_epoch()
-    client.offer_payloads()
-    return client
+    return start_trainer(connect())
 
 
 @contextmanager

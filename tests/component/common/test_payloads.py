@@ -9,9 +9,10 @@ from unittest.mock import patch
 
 import fsspec
 import pytest
+from payload_clients import load_payload_settings, open_payload_client, start_trainer
 
 from forage_common.errors import SettingsError, UnavailableError
-from forage_common.settings import RedisSettings, Settings, load_settings
+from forage_common.settings import RedisSettings, Settings
 from forage_common.streams import payloads
 from forage_common.streams.client import VALIDATION, Entry, StreamClient
 from forage_common.streams.payloads import FOLDER, ORPHAN_S, Payloads
@@ -24,25 +25,17 @@ Connect = Callable[..., StreamClient]
 
 @pytest.fixture
 def settings(redis_server: RedisSettings, tmp_path: Path) -> Settings:
-    own = [f"redis.url={redis_server.url}", f"run.dir={tmp_path}", "run.id=run", f"redis.inline_bytes={LIMIT}"]
-    return load_settings(None, own, {})
+    return load_payload_settings(redis_server, tmp_path, LIMIT)
 
 
 @pytest.fixture
 def connect(settings: Settings) -> Connect:
-    def open_client(own: Settings = settings) -> StreamClient:
-        return StreamClient(own.redis, "run", 2.0, payloads=Payloads(own))
-
-    return open_client
+    return lambda own=settings: open_payload_client(own)
 
 
 @pytest.fixture
 def trainer(connect: Connect) -> StreamClient:
-    client = connect()
-    client.create_groups()
-    client.acquire_epoch()
-    client.offer_payloads()
-    return client
+    return start_trainer(connect())
 
 
 @pytest.fixture
