@@ -20,7 +20,7 @@ class SchedulerWatch:
     """The numbers of the last step. vLLM evicts ("preempts") a sequence that runs where its cache has no block left.
 
     It also counts each running sequence as preempted when its cache is cleared, as for new weights and for a sleep.
-    These are no evictions: they say nothing of the room in the cache, and are told apart by their time.
+    These are no evictions: they say nothing of the free memory of the cache, and are told apart by their time.
     """
 
     def __init__(self) -> None:
