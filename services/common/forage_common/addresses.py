@@ -20,6 +20,8 @@ EVERY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Hosts that stand for all addresses of a machine, to listen on → that of loopback."""
 _BACKLOG = 1024
 _LOG_PERIOD_S = 1.0
+_GRACE_S = 2.0
+"""How long connections wait in the queue for a descriptor: servers end quiet ones of their own meanwhile."""
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -52,7 +54,7 @@ def bound_by_descriptors(most: int, share: int) -> int:
 
 
 class Listener(socket.socket):
-    """A socket that listens. Without a descriptor left it ends the connection that waits longest, and says so.
+    """A socket that listens. Without a descriptor for a while it ends the connection that waits longest, and says so.
 
     An event loop would write a traceback a thousand times a second instead, and a server of threads would spin.
     """
@@ -61,18 +63,26 @@ class Listener(socket.socket):
         super().__init__(family, socket.SOCK_STREAM)
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._logged_at, self._ended = -_LOG_PERIOD_S, 0
+        self._short_since: float | None = None
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Accept a connection.
 
         Raises:
-            BlockingIOError: there is none, or it was ended.
+            BlockingIOError: there is none, or no descriptor for it: it waits, or was ended.
         """
         try:
-            return super().accept()
+            accepted = super().accept()
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
+        else:
+            self._short_since = None
+            return accepted
+        self._short_since = self._short_since or time.monotonic()
+        if time.monotonic() - self._short_since < _GRACE_S:
+            time.sleep(0.001)  # wait: the next attempt comes at once, and others have the processor meanwhile
+            raise BlockingIOError(errno.EAGAIN, "no descriptor is left for a connection yet")
         self._end_one()
 
     def detach(self) -> int:

@@ -95,7 +95,7 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, listener: socket.socket) -> None:
         self._open: dict[int, tuple[float, socket.socket]] = {}  # thread → since when, its connection
-        self._most = bound_by_descriptors(_MAX_CONNECTIONS, 4)
+        self._most = bound_by_descriptors(_MAX_CONNECTIONS, 8)  # probes are few, and HTTP and gRPC take a quarter each
         super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
