@@ -31,8 +31,9 @@ from rich.console import Console
 from rich.table import Table
 
 from forage_common.settings import ReplicaSettings, Settings
+from forage_common.v1.trajectory_pb2 import TemplateValues
 from forage_rollout.deployments.cluster import LocalCluster, get_application_name
-from forage_rollout.loop.generation import Generation, Request
+from forage_rollout.loop.generation import Chat, Generation, RenderedPrompt, Request
 
 CONCURRENT = 128
 SAMPLED = 100
@@ -46,8 +47,8 @@ class WaitingEngine:
 
     end_of_turn = ""
 
-    async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        return [0]
+    async def render_chat(self, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
+        return RenderedPrompt([0])
 
     async def generate(self, request: Request) -> Generation:
         await asyncio.sleep(random.uniform(0.05, 0.15))

@@ -125,7 +125,8 @@ async def serve(settings: Settings) -> None:
             uids = plan.list_uids(order["prompts"], order["number"])
             rows = plan.list_rows(uids, order["samples"])
             rendered = {
-                uid: await engine.render_chat([{"role": "user", "content": plan.build_question(uid)}]) for uid in uids
+                uid: (await engine.render_chat([{"role": "user", "content": plan.build_question(uid)}])).token_ids
+                for uid in uids
             }
             prompts = [rendered[row.uid] for row in rows]
             if (way := order["way"]) in ORDERS:

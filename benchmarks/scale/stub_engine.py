@@ -8,20 +8,19 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Sequence
 
 from workload import ANSWER_AT, MAX_RESPONSE, draw_length, draw_text
 
 from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_common.v1.trajectory_pb2 import Policy, TemplateValues
 from forage_rollout.background import supervise
 from forage_rollout.deployments.engine import EngineDeployment
 from forage_rollout.deployments.engine_links import open_door
 from forage_rollout.deployments.follower import Follower
 from forage_rollout.deployments.replica import REDIS_TIMEOUT_S, CheckPace, build_process_name, start_process
 from forage_rollout.engine.engine_counts import EngineCounts, Meter
-from forage_rollout.loop.generation import Generation, Request
+from forage_rollout.loop.generation import Chat, Generation, RenderedPrompt, Request
 from forage_rollout.loop.tokens import FileTokenizer
 
 TOKEN_VARIABLE = "FORAGE_SCALE_TOKEN_S"
@@ -56,9 +55,9 @@ class StubEngine:
         counts.requests_running, counts.requests_waiting = self._running, counts.requests_in_flight - self._running
         return counts
 
-    async def render_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    async def render_chat(self, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
         turns = "".join(f"<|im_start|>{row['role']}\n{row['content']}<|im_end|>\n" for row in messages)
-        return self._codec.encode(f"{turns}<|im_start|>assistant\n")
+        return RenderedPrompt(self._codec.encode(f"{turns}<|im_start|>assistant\n"))
 
     async def generate(self, request: Request) -> Generation:
         chance = random.Random(request.seed)

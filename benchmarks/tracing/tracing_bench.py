@@ -22,9 +22,9 @@ from forage_common.clients.retriever import SearchResult
 from forage_common.settings import Settings, load_settings
 from forage_common.telemetry import tracing
 from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem
-from forage_common.v1.trajectory_pb2 import ChatMessage, Document, Prompt, Provenance, Score, Status
+from forage_common.v1.trajectory_pb2 import ChatMessage, Document, Prompt, Provenance, Score, Status, TemplateValues
 from forage_rollout.agent import Agent
-from forage_rollout.loop.generation import Generation, Request
+from forage_rollout.loop.generation import Chat, Generation, RenderedPrompt, Request
 from forage_rollout.loop.tokens import FileTokenizer
 
 MODEL = Path(__file__).parents[2] / "models/tiny-policy"
@@ -42,8 +42,8 @@ class Engine:
         self._prompt = codec.encode("Who?")
         self._lines = [codec.encode(SEARCH), codec.encode(ANSWER)]
 
-    async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        return self._prompt
+    async def render_chat(self, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
+        return RenderedPrompt(self._prompt)
 
     async def generate(self, request: Request) -> Generation:
         ids = self._lines[len(request.token_ids) > len(self._prompt)]

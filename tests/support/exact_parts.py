@@ -24,11 +24,12 @@ from forage_common.v1.trajectory_pb2 import (
     Sampling,
     Score,
     Status,
+    TemplateValues,
     Trajectory,
 )
 from forage_rollout.agent import Agent
 from forage_rollout.engine.vllm_engine import VllmEngine
-from forage_rollout.loop.generation import Generation, Request
+from forage_rollout.loop.generation import Chat, Generation, RenderedPrompt, Request
 from forage_rollout.loop.tokens import FileTokenizer
 
 TOLERANCE = 1e-3
@@ -72,8 +73,8 @@ class Recorder:
     engine: VllmEngine
     generations: list[tuple[Request, Generation]] = field(default_factory=list)
 
-    async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        return await self.engine.render_chat(messages)
+    async def render_chat(self, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
+        return await self.engine.render_chat(messages, values)
 
     async def generate(self, request: Request) -> Generation:
         generation = await self.engine.generate(request)

@@ -29,10 +29,11 @@ from forage_common.v1.trajectory_pb2 import (
     Purpose,
     Role,
     Sampling,
+    TemplateValues,
     Trajectory,
 )
 from forage_rollout.agent import Agent
-from forage_rollout.loop.generation import Generation, Request
+from forage_rollout.loop.generation import Chat, Generation, RenderedPrompt, Request
 from forage_rollout.loop.tokens import FileTokenizer
 
 SEARCH, ANSWER = "<think>hm</think><search> who </search>", "<think>ah</think><answer> me </answer>"
@@ -106,8 +107,8 @@ class ScriptedSampler:
     def __init__(self, codec: FileTokenizer) -> None:
         self._codec = codec
 
-    async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        return self._codec.encode(messages[0]["content"])
+    async def render_chat(self, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
+        return RenderedPrompt(self._codec.encode(messages[0]["content"]))
 
     async def generate(self, request: Request) -> Generation:
         ids = self._codec.encode(ANSWER if "<information>" in self._codec.decode(request.token_ids) else SEARCH)

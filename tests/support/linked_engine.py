@@ -17,10 +17,11 @@ from typing import Any
 
 from char_codec import CharCodec
 
+from forage_common.v1.trajectory_pb2 import TemplateValues
 from forage_rollout.links.frames import HEADER
 from forage_rollout.links.link import Door
 from forage_rollout.links.server import EngineServer
-from forage_rollout.loop.generation import Generation, Request
+from forage_rollout.loop.generation import Chat, Generation, RenderedPrompt, Request
 
 KEY = b"k" * 32
 LINES = ("<search>one</search>", "<search>two</search>", "<answer>a</answer>")
@@ -53,10 +54,10 @@ class SamplingEngine:
     def __post_init__(self) -> None:
         self.gate.set()
 
-    async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
+    async def render_chat(self, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
         if messages[0]["role"] == "?":
             raise ValueError("no such role")
-        return [len(message["content"]) for message in messages]
+        return RenderedPrompt([len(message["content"]) for message in messages], values.today if values else "")
 
     async def generate(self, request: Request) -> Generation:
         self.asked.append(request)
@@ -78,8 +79,8 @@ class SearchingEngine:
     def __init__(self) -> None:
         self._codec = CharCodec()
 
-    async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        return self._codec.encode(messages[0]["content"])
+    async def render_chat(self, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
+        return RenderedPrompt(self._codec.encode(messages[0]["content"]))
 
     async def generate(self, request: Request) -> Generation:
         await asyncio.sleep(random.uniform(0.2, 0.6))

@@ -12,10 +12,19 @@ from forage_common.errors import UnavailableError
 from forage_common.settings import Settings
 from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem
 from forage_common.v1.rollout_pb2 import RunStreamResponse
-from forage_common.v1.trajectory_pb2 import Document, Policy, Prompt, Provenance, Score, Status, TrajectoryGroup
+from forage_common.v1.trajectory_pb2 import (
+    Document,
+    Policy,
+    Prompt,
+    Provenance,
+    Score,
+    Status,
+    TemplateValues,
+    TrajectoryGroup,
+)
 from forage_rollout.agent import Agent
 from forage_rollout.engine.openai import ResponseHead
-from forage_rollout.loop.generation import Generation, Request
+from forage_rollout.loop.generation import Chat, Generation, RenderedPrompt, Request
 from forage_rollout.metrics import Snapshot
 from forage_rollout.serve.backend import RefusedPolicyError
 
@@ -32,8 +41,8 @@ class LineEngine:
     asked: list[Request] = field(default_factory=list)
     cancelled: int = 0
 
-    async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        return list(self.codec.encode(messages[0]["content"]))
+    async def render_chat(self, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
+        return RenderedPrompt(list(self.codec.encode(messages[0]["content"])))
 
     async def generate(self, request: Request) -> Generation:
         self.asked.append(request)

@@ -6,7 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from forage_rollout.loop.generation import Generation, Request
+from forage_common.v1.trajectory_pb2 import TemplateValues
+from forage_rollout.loop.generation import Chat, Generation, RenderedPrompt, Request
 
 
 @dataclass
@@ -25,10 +26,10 @@ class ScriptedEngine:
     released: list[tuple[str, int]] = field(default_factory=list)
     stuck: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
+    async def render_chat(self, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
         if messages[0]["role"] != "user":
             raise ValueError("roles must begin with user")
-        return list(self.codec.encode(messages[0]["content"]))
+        return RenderedPrompt(list(self.codec.encode(messages[0]["content"])))
 
     async def generate(self, asked: Request) -> Generation:
         before = {len(r.token_ids) for r in self.asked if r.affinity == asked.affinity}

@@ -13,7 +13,7 @@ from waiting import wait_until_async
 
 from forage_common.settings import ReplicaSettings, Settings
 from forage_common.telemetry.logs import get_logger
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_common.v1.trajectory_pb2 import Policy, TemplateValues
 from forage_policies.announcement import PolicyError
 from forage_rollout.deployments.application import build_engine_deployment
 from forage_rollout.deployments.autoscaling import ONGOING
@@ -23,7 +23,7 @@ from forage_rollout.deployments.replica import CheckPace, broadcast, start_proce
 from forage_rollout.engine.engine_counts import EngineCounts
 from forage_rollout.engine.leases import Leases
 from forage_rollout.links.pool import EnginePool
-from forage_rollout.loop.generation import Generation, Request
+from forage_rollout.loop.generation import Chat, Generation, RenderedPrompt, Request
 from forage_rollout.weights.policy import NotServingError
 
 
@@ -53,7 +53,7 @@ class Scripted:
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     end_of_turn: str = ""
 
-    async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
+    async def render_chat(self, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
         raise ValueError("no such role")
 
     async def generate(self, request: Request) -> Generation:

@@ -28,11 +28,12 @@ def list_ids(service: str, folder: Path, corpus: dict[str, Any]) -> dict[str, An
             render_chat(tokenizer, [{name: escape_message(codec, text) for name, text in m.items()} for m in chat])
             for chat in chats
         ]
-        lengths = [len(ids) for ids in prompts]
+        lengths = [len(prompt.token_ids) for prompt in prompts]
     else:
+        from forage_common.settings import Settings
         from forage_trainer.data.chat_tokenizer import ChatTokenizer
 
-        own = ChatTokenizer(folder)
+        own = ChatTokenizer(Settings(model={"path": folder}))
         tokenizer = own._tokenizer
         lengths = own.count_prompt_tokens(chats)
     encoded = [tokenizer.encode(text) for text in corpus["texts"]]

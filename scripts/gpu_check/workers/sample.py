@@ -24,7 +24,9 @@ QUESTION = (
 
 async def main(tokens: int, overrides: list[str]) -> None:
     engine = VllmEngine(load_settings(overrides=overrides, environ={}))
-    contexts = [await engine.render_chat([{"role": "user", "content": QUESTION % n}]) for n in range(PROMPTS)]
+    contexts = [
+        (await engine.render_chat([{"role": "user", "content": QUESTION % n}])).token_ids for n in range(PROMPTS)
+    ]
 
     async def sample(seed: int) -> list[Generation]:
         requests = [Request(context, tokens, 1.0, 1.0, -1, seed + n) for n, context in enumerate(contexts)]

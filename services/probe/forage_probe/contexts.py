@@ -73,16 +73,20 @@ def find_thought(trajectory: Trajectory, turn: int, texts: TokenTexts, settings:
     span = trajectory.spans[generated[turn - 1]]
     token_texts = texts(trajectory.token_ids[span.begin : span.end])
     _check_vocabulary(trajectory, span, "".join(token_texts))
-    cot = find_cot(token_texts)
+    before = trajectory.spans[generated[turn - 1] - 1] if generated[turn - 1] else Span()
+    # What the chat template opened is the thought's beginning, and no token of it.
+    given = [before.text] if before.opening else []
+    cot = find_cot([*given, *token_texts])
+    begin, end = (max(0, place - len(given)) for place in (cot.begin, cot.end))
     return Thought(
         turn=turn,
-        begin=span.begin + cot.begin,
-        end=span.begin + cot.end,
+        begin=span.begin + begin,
+        end=span.begin + end,
         boundary=cot.boundary,
         window=max(0, span.begin - _context_length(settings)),
         span=generated[turn - 1],
-        offset=sum(map(len, token_texts[: cot.begin])),
-        texts=tuple(token_texts[cot.begin : cot.end]),
+        offset=sum(map(len, token_texts[:begin])),
+        texts=tuple(token_texts[begin:end]),
     )
 
 

@@ -79,13 +79,13 @@ def _build_item(
 ) -> ScoreItem:
     """Build an item with the spans before the turn and, in its place, only the answer.
 
-    What the thought, truncated or not, says about answers must not be scored.
+    What the thought, truncated or not, says about answers must not be scored, nor its opening, which nothing closes.
     """
     answer = Span(role=trajectory.spans[thought.span].role, text=to_answer_block(continuation))
     return ScoreItem(
         trajectory_id=f"{trajectory.id}/probe/{number}",
         data_source=trajectory.data_source,
-        spans=[*trajectory.spans[: thought.span], answer],
+        spans=[*(span for span in trajectory.spans[: thought.span] if thought.turn > 1 or not span.opening), answer],
         ground_truth=trajectory.ground_truth,
         end_of_turn=end_of_turn,
     )

@@ -11,6 +11,7 @@ from forage_common.clients.calls import RefusedError
 from forage_common.clients.concurrency import map_concurrently
 from forage_common.clients.rollout import RolloutClient
 from forage_common.errors import DataError
+from forage_common.files.template_values import build_template_values
 from forage_common.settings import Settings
 from forage_common.text.search_prompt import format_search_prompt
 from forage_common.v1.trajectory_pb2 import ChatMessage, Prompt, Purpose, Sampling, Trajectory
@@ -23,7 +24,7 @@ def build_prompts(
     questions: Sequence[Question], settings: Settings, samples: int, greedy: bool, seed: int
 ) -> list[Prompt]:
     """Build one prompt per question; no two samples share a seed."""
-    rollout = settings.rollout
+    rollout, template = settings.rollout, build_template_values(settings)
     return [
         Prompt(
             run_id=settings.run.id,
@@ -39,6 +40,7 @@ def build_prompts(
                 seed=seed + index * samples,
             ),
             purpose=Purpose.PURPOSE_VALIDATION,
+            template=template,
         )
         for index, question in enumerate(questions)
     ]
@@ -55,6 +57,7 @@ def build_ask_prompt(settings: Settings, question: str, temperature: float = 0.0
         sampling=Sampling(temperature=temperature),
         purpose=Purpose.PURPOSE_ASK,
         environment=environment,
+        template=build_template_values(settings),
     )
 
 

@@ -42,26 +42,39 @@ class Piece:
 
 @dataclass
 class Block:
-    """A span: its author ("prompt", "model" or "env") and its pieces."""
+    """A span: its author (see `name_author`) and its pieces."""
 
     role: str
     pieces: list[Piece] = field(default_factory=list)
 
 
+OPENING = "opening"
+"""The author of what the chat template wrote in the policy's name."""
+
+
+def name_author(span: Span) -> str:
+    """Name the author of a span: "prompt", "opening", "model" or "env"."""
+    return OPENING if span.opening else name_value(Role, span.role).lower()
+
+
 def split_spans(spans: Sequence[Span | Mapping[str, Any]], marks: Sequence[Mark] = ()) -> list[Block]:
     """Split the spans of a trajectory (messages, or rows with `role` and `text`) at tags and marks.
 
+    A tag that an opening leaves open goes on in the policy's text.
     A mark between two spans closes the first; one beyond the end closes the last.
     """
     waiting = sorted(marks, key=lambda mark: mark.at)
     found: list[Block] = []
-    begin = 0
+    begin, within = 0, ""
     for span in spans:
         role, text = _read_span(span)
         end = begin + len(text)
         here = [mark for mark in waiting if mark.at <= end]
         waiting = waiting[len(here) :]
-        found.append(Block(role, list(_split_text(text, [(max(0, mark.at - begin), mark) for mark in here]))))
+        places = [(max(0, mark.at - begin), mark) for mark in here]
+        found.append(Block(role, list(_split_text(text, places, within))))
+        last = [tag for tag in _TAG.finditer(text)][-1:] if role == OPENING else []
+        within = last[0][2] if last and not last[0][1] else ""
         begin = end
     if found:
         found[-1].pieces += [Piece(mark=mark) for mark in waiting]
@@ -70,13 +83,13 @@ def split_spans(spans: Sequence[Span | Mapping[str, Any]], marks: Sequence[Mark]
 
 def _read_span(span: Span | Mapping[str, Any]) -> tuple[str, str]:
     if isinstance(span, Span):
-        return name_value(Role, span.role).lower(), span.text
+        return name_author(span), span.text
     return str(span["role"]), str(span["text"])
 
 
-def _split_text(text: str, marks: Sequence[tuple[int, Mark]]) -> Iterator[Piece]:
+def _split_text(text: str, marks: Sequence[tuple[int, Mark]], within: str) -> Iterator[Piece]:
     """Marks within a tag come before it."""
-    place, within, waiting = 0, "", list(marks)
+    place, waiting = 0, list(marks)
     for tag in [*_TAG.finditer(text), None]:
         begin, end = tag.span() if tag else (len(text), len(text))
         while waiting and (waiting[0][0] < end or tag is None):

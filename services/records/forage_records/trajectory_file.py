@@ -307,7 +307,7 @@ def _row(trajectory: Trajectory, end_of_turn: str) -> dict[str, Any]:
     answers = [turn.content for turn in trajectory.turns if turn.action == ActionKind.ACTION_KIND_ANSWER]
     text = {True: "", False: ""}
     for span in trajectory.spans:
-        text[span.role == Role.ROLE_PROMPT] += span.text
+        text[span.role == Role.ROLE_PROMPT and not span.opening] += span.text
     score = trajectory.score
     return {
         "id": trajectory.id,

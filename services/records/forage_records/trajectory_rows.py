@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from forage_common.text.enums import name_value
-from forage_common.v1.trajectory_pb2 import ActionKind, Role, Status
+from forage_common.v1.trajectory_pb2 import ActionKind, Status
 from forage_records.run_folder import Row
+from forage_records.spans import name_author
 from forage_records.step_file import StepRow, read_step
 from forage_records.trajectory_file import extract_question, read_exact_match, read_header
 from forage_records.view_options import SortKey
@@ -138,7 +138,7 @@ def _make_row(found: StepRow, end_of_turn: str) -> Row:
     own = found.trajectory
     answers = [turn.content for turn in own.turns if turn.action == ActionKind.ACTION_KIND_ANSWER]
     judged = own.status == Status.STATUS_OK and own.score.status == Status.STATUS_OK
-    prompt = "".join(span.text for span in own.spans if span.role == Role.ROLE_PROMPT)
+    prompt = "".join(span.text for span in own.spans if name_author(span) == "prompt")
     return {
         "uid": own.group_uid,
         "question": extract_question(prompt, end_of_turn),
@@ -150,9 +150,6 @@ def _make_row(found: StepRow, end_of_turn: str) -> Row:
         "finished": own.finished,
         "truncated": own.truncated,
         "trace_id": own.trace_id,
-        "spans": [
-            {"role": name_value(Role, s.role).lower(), "text": s.text, "begin": s.begin, "end": s.end}
-            for s in own.spans
-        ],
+        "spans": [{"role": name_author(s), "text": s.text, "begin": s.begin, "end": s.end} for s in own.spans],
         STEP: found,
     }

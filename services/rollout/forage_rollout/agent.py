@@ -14,6 +14,7 @@ from forage_common.clients.calls import MalformedReplyError, RefusedError
 from forage_common.clients.retriever import RetrieverClient, searching_for
 from forage_common.clients.reward import RewardClient, build_score_item
 from forage_common.errors import SettingsError, UnavailableError
+from forage_common.files.template_values import build_template_values
 from forage_common.settings import Settings
 from forage_common.streams.prompt_identity import build_group, with_prompt_identity
 from forage_common.telemetry import tracing
@@ -34,7 +35,7 @@ from forage_common.v1.trajectory_pb2 import (
 )
 from forage_rollout.environments.environment import EnvironmentFailedError, Episode
 from forage_rollout.environments.registry import AnyEnvironment, build_name, end_episode, load_environments, settle
-from forage_rollout.loop.generation import Engine, Generation, Request, build_request, rank_generation
+from forage_rollout.loop.generation import Engine, Generation, RenderedPrompt, Request, build_request, rank_generation
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.loop.trajectory_builder import Limits, TrajectoryBuilder
 from forage_rollout.prompt_ids import PromptError, encode_prompt
@@ -110,6 +111,7 @@ class Agent:
         self._limits = Limits.from_settings(settings.rollout, codec)
         self._timeout_s = settings.rollout.trajectory_timeout_s
         self._endpoint = settings.rollout.engine.endpoint
+        self._template = build_template_values(settings)
         self._is_draining = settings.rollout.weights.update == "drain"
         self._engine = engine
         self._environments = load_environments(settings, retriever)
@@ -139,7 +141,7 @@ class Agent:
         group = _Group(prompt, max(0, prompt.samples), on_event, limit_s, deadline)
         try:
             async with asyncio.timeout_at(deadline):
-                ids = await encode_prompt(prompt, self._codec, self._engine, self._endpoint)
+                rendered = await encode_prompt(prompt, self._codec, self._engine, self._template, self._endpoint)
         except PromptError as error:
             log.warning("prompt_refused", group=prompt.group_uid, detail=str(error))
             trajectories = self._fail_all(group, Status.STATUS_INVALID_INPUT, str(error))
@@ -148,7 +150,7 @@ class Agent:
                 group, Status.STATUS_TIMEOUT, f"{self._name_limit(group)}: no engine has rendered its chat"
             )
         else:
-            trajectories = await self._run_samples(group, ids)
+            trajectories = await self._run_samples(group, rendered)
             if prompt.purpose != Purpose.PURPOSE_ASK:  # a user's question has no accepted answers to score against
                 await self._score_trajectories(trajectories)
         for trajectory in trajectories:
@@ -167,21 +169,21 @@ class Agent:
         limit = "rollout.trajectory_timeout_s" if group.limit_s == self._timeout_s else "the prompt's timeout_s"
         return f"not finished within {limit} = {group.limit_s:g} s"
 
-    async def _run_samples(self, group: _Group, ids: Sequence[int]) -> list[Trajectory]:
+    async def _run_samples(self, group: _Group, rendered: RenderedPrompt) -> list[Trajectory]:
         samples = group.samples
         self.counts.samples_in_flight += samples
         try:
             async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(self._trace_sample(group, ids, sample)) for sample in range(samples)]
+                running = [tasks.create_task(self._trace_sample(group, rendered, sample)) for sample in range(samples)]
         finally:
             self.counts.samples_in_flight -= samples
             # Also after a failure: in drain mode an update of the weights waits for the group's lease.
             await self._engine.release(_build_affinity(group.prompt))
         return [task.result() for task in running]
 
-    async def _trace_sample(self, group: _Group, prompt_ids: Sequence[int], sample: int) -> Trajectory:
+    async def _trace_sample(self, group: _Group, rendered: RenderedPrompt, sample: int) -> Trajectory:
         with tracing.span("rollout.sample", {"forage.sample": sample}) as span:
-            trajectory = await self._run_sample(group, prompt_ids, sample)
+            trajectory = await self._run_sample(group, rendered, sample)
             span.set_attributes(
                 {
                     "forage.trajectory": trajectory.id,
@@ -194,7 +196,7 @@ class Agent:
                 tracing.mark_failed(span, trajectory.status_detail)
         return trajectory
 
-    async def _run_sample(self, group: _Group, prompt_ids: Sequence[int], sample: int) -> Trajectory:
+    async def _run_sample(self, group: _Group, rendered: RenderedPrompt, sample: int) -> Trajectory:
         prompt, timings = group.prompt, Timings()
         if prompt.issued_unix_ms:
             timings.queued_s = max(0.0, time.time() - prompt.issued_unix_ms / 1000)
@@ -203,7 +205,7 @@ class Agent:
         has_ended = False
         while not has_ended:
             episode = Episode(prompt, sample)
-            builder = TrajectoryBuilder.start(self._limits, self._codec, prompt_ids, environment, episode)
+            builder = TrajectoryBuilder.start(self._limits, self._codec, rendered, environment, episode)
             status: Status.ValueType = Status.STATUS_OK
             detail, has_ended = "", True
             try:
@@ -264,7 +266,7 @@ class Agent:
                 text = builder.add_generation(generation)
                 action = builder.add_action(await settle(environment.parse(text, episode)))
             if on_event is not None:
-                acted = RunStreamResponse(sample=sample, text=builder.spans[-1].text)
+                acted = RunStreamResponse(sample=sample, text=builder.last_turn_text)
                 acted.acted.CopyFrom(builder.turns[-1])
                 on_event(acted)
             if not builder.may_act or action.kind == ActionKind.ACTION_KIND_ANSWER:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from forage_common.files.template_values import read_template_values
 from forage_common.v1.trajectory_pb2 import Prompt, Sampling
 from forage_rollout.environments.loading import BUILT_IN, EXPECTED
 
@@ -44,6 +45,12 @@ def check_prompt(prompt: Prompt, vocabulary: int = 0) -> None:
     if prompt.environment and prompt.environment not in BUILT_IN:
         raise InvalidPromptError("prompt.environment", prompt.environment, EXPECTED)
     check_sampling(prompt.sampling)
+    try:
+        read_template_values(prompt.template)
+    except ValueError:
+        given = {"variables": prompt.template.variables[:200], "today": prompt.template.today[:40]}
+        expected = "variables that are a JSON object, and a date such as 2026-11-28 as today, or neither"
+        raise InvalidPromptError("prompt.template", given, expected) from None
     if not (prompt.timeout_s >= 0 and math.isfinite(prompt.timeout_s)):
         raise InvalidPromptError("prompt.timeout_s", prompt.timeout_s, "seconds; or 0 = the service's own limit")
 

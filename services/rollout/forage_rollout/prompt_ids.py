@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from forage_common.v1.trajectory_pb2 import Prompt, Purpose
+from forage_common.text.chat_template import find_open_thought
+from forage_common.v1.trajectory_pb2 import Prompt, Purpose, TemplateValues
 from forage_rollout.environments.loading import BUILT_IN, EXPECTED
-from forage_rollout.loop.generation import Engine
+from forage_rollout.loop.generation import Engine, RenderedPrompt
 from forage_rollout.loop.observation_ids import escape_message
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.prompt_checks import InvalidPromptError, check_sampling
@@ -14,10 +15,13 @@ class PromptError(ValueError):
     """The prompt itself cannot be run; running it again changes nothing."""
 
 
-async def encode_prompt(prompt: Prompt, codec: FileTokenizer, engine: Engine, endpoint: str = "") -> list[int]:
+async def encode_prompt(
+    prompt: Prompt, codec: FileTokenizer, engine: Engine, template: TemplateValues, endpoint: str = ""
+) -> RenderedPrompt:
     """Check a prompt, and have an engine render its chat; waits until there is one.
 
     Args:
+        template: what the chat template gets where the prompt does not say.
         endpoint: `rollout.engine.endpoint`.
 
     Raises:
@@ -39,7 +43,7 @@ async def encode_prompt(prompt: Prompt, codec: FileTokenizer, engine: Engine, en
         ids = list(prompt.token_ids)
         if max(ids) >= codec.vocabulary_size:
             raise PromptError(f"token_ids holds {max(ids)}: the policy's tokenizer has {codec.vocabulary_size} tokens")
-        return ids
+        return RenderedPrompt(ids, find_open_thought(codec.decode(ids)))
     if not prompt.messages:
         raise PromptError("the prompt has neither messages nor token_ids")
     try:
@@ -47,6 +51,6 @@ async def encode_prompt(prompt: Prompt, codec: FileTokenizer, engine: Engine, en
             {"role": escape_message(codec, m.role), "content": escape_message(codec, m.content)}
             for m in prompt.messages
         ]
-        return await engine.render_chat(chat)
+        return await engine.render_chat(chat, prompt.template if prompt.HasField("template") else template)
     except ValueError as error:
         raise PromptError(f"the chat template rejects the prompt: {error}") from error

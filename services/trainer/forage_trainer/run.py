@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from forage_common.errors import DiskFullError, FencedError, ForageError
 from forage_common.files.model_folder import check_model_folder
+from forage_common.files.template_values import keep_template_date
 from forage_common.security.audit import record_act
 from forage_common.security.health_gate import HealthGate
 from forage_common.security.signatures import RunSignatures
@@ -52,6 +53,7 @@ def run_leader(settings: Settings, stop: Stop) -> int:
         UserError: the input or the machine is at fault, or a guard ended the run.
     """
     health = Health()
+    settings = keep_template_date(settings)
     check_server(settings.tls, "trainer")
     check_training(settings)
     RunSignatures(settings.security, settings.run.id).require_signer("the trainer")
@@ -65,7 +67,7 @@ def run_leader(settings: Settings, stop: Stop) -> int:
         train = read_questions(settings.data.train_paths)
         validation = read_questions(settings.data.val_files)
         make_batches(train.rows, settings)
-        tokenizer = ChatTokenizer(settings.model.path)
+        tokenizer = ChatTokenizer(settings)
         longest = settings.rollout.max_start_length
         train = train.filter_by_length(tokenizer, longest)
         validation = validation.filter_by_length(tokenizer, longest, settings.data.val_max_samples)

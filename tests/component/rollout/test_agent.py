@@ -18,11 +18,11 @@ from forage_common.errors import UnavailableError
 from forage_common.settings.rollout import WeightSettings
 from forage_common.telemetry.waits import list_waits
 from forage_common.v1.rollout_pb2 import RunStreamResponse
-from forage_common.v1.trajectory_pb2 import ChatMessage, Prompt, Purpose, Sampling, Status
+from forage_common.v1.trajectory_pb2 import ChatMessage, Prompt, Purpose, Sampling, Status, TemplateValues
 from forage_rollout.environments import Action, Episode, Observation
 from forage_rollout.environments.search import Search
 from forage_rollout.links.pool import EnginePool
-from forage_rollout.loop.generation import Generation, Request, build_request, rank_generation
+from forage_rollout.loop.generation import Chat, Generation, RenderedPrompt, Request, build_request, rank_generation
 
 __all__ = ["judge", "library", "make_agent"]
 
@@ -53,9 +53,9 @@ async def test_control_tokens_of_a_chat_are_text(
     rendered: list[dict[str, str]] = []
 
     class Recording(ScriptedEngine):
-        async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        async def render_chat(self, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
             rendered.extend(messages)
-            return await super().render_chat(messages)
+            return await super().render_chat(messages, values)
 
     codec = char_codec(special=["<|im_end|>", "<|im_start|>"])
     agent = make_agent(Recording(codec, ["<answer>a</answer>"]))

@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 from forage_cli.main import app
 from forage_common.settings import load_settings
 from forage_common.telemetry.health import Health, serve_health
+from forage_common.v1.trajectory_pb2 import TemplateValues
+from forage_rollout.loop.generation import Chat, RenderedPrompt
 from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.grpc_api import RolloutApi, make_server
 
@@ -25,10 +27,10 @@ LIMITS = {"max_start_length": 900, "max_prompt_length": 5000, "max_obs_length": 
 class Choosy(LineEngine):
     """With a template that does not take every question."""
 
-    async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
+    async def render_chat(self, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
         if "why" in messages[0]["content"]:
             raise ValueError("no reasons are given")
-        return await super().render_chat(messages)
+        return await super().render_chat(messages, values)
 
 
 @pytest.fixture

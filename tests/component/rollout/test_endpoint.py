@@ -165,7 +165,7 @@ async def test_a_pause_of_an_endpoint_lets_running_requests_end_and_holds_new_on
 
 async def test_a_chat_is_rendered_by_the_models_template() -> None:
     async with serve_lines() as (_, engine):
-        ids = await engine.render_chat([{"role": "user", "content": "Who?"}])
+        ids = (await engine.render_chat([{"role": "user", "content": "Who?"}])).token_ids
     assert "Who?" in CODEC.decode(ids)
     assert engine.end_of_turn in CODEC.decode(ids)
 

@@ -346,7 +346,7 @@ async def test_a_chat_is_rendered_with_the_models_template(parts: Parts) -> None
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(parts.models["a"])
-    ids = await parts.engine.render_chat([{"role": "user", "content": "Who? <search>"}])
+    ids = (await parts.engine.render_chat([{"role": "user", "content": "Who? <search>"}])).token_ids
     assert tokenizer.decode(ids) == "<|im_start|>user\nWho? <search><|im_end|>\n<|im_start|>assistant\n"
     assert parts.engine.end_of_turn == "<|im_end|>"
 

@@ -17,6 +17,7 @@ from waiting import wait_until_async as wait_until
 from forage_common.clients.calls import MalformedReplyError, RefusedError
 from forage_common.errors import UnavailableError
 from forage_common.security.refusals import REFUSED
+from forage_common.v1.trajectory_pb2 import TemplateValues
 from forage_rollout.links import link as link_module
 from forage_rollout.links import pool as pool_module
 from forage_rollout.links.connection import FrameConnection
@@ -25,7 +26,7 @@ from forage_rollout.links.frames import VERSION, Kind, pack_frame, pack_request
 from forage_rollout.links.link import Door, EngineLink
 from forage_rollout.links.pool import MAX_LOSSES, EnginePool
 from forage_rollout.links.server import WIRE
-from forage_rollout.loop.generation import Generation, Request
+from forage_rollout.loop.generation import Chat, Generation, RenderedPrompt, Request
 from forage_rollout.weights.policy import EngineLostError, NotServingError
 
 ASKED = Request([1, 2, 3], 4, 0.5, 0.9, 7, 11, ("</x>",), 2, "group", 5)
@@ -48,7 +49,8 @@ async def test_generations_chats_and_releases_reach_the_engine() -> None:
         done = await asyncio.gather(*(pool.generate(ask(number)) for number in range(50)))
         assert [one.token_ids for one in done] == [sample(ask(number)) for number in range(50)]
         assert done[0].versions == [(1, 2, 0, 3)]
-        assert await pool.render_chat([{"role": "user", "content": "four"}]) == [4]
+        chat, values = [{"role": "user", "content": "four"}], TemplateValues(variables="{}", today="<think>ü")
+        assert await pool.render_chat(chat, values) == RenderedPrompt([4], "<think>ü")
         await pool.release("group")
         await wait_until(lambda: engine.released == ["group"])
         assert pool.counts.generations_repeated == 0
@@ -84,8 +86,8 @@ async def test_a_bug_of_the_engine_is_an_error_and_no_reason_to_try_elsewhere() 
 
 async def test_a_generation_or_chat_that_no_frame_can_hold_is_an_error_of_the_engine_and_no_wait_for_ever() -> None:
     class NegativeEngine(SamplingEngine):
-        async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
-            return [-1]
+        async def render_chat(self, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
+            return RenderedPrompt([-1])
 
         async def generate(self, request: Request) -> Generation:
             return Generation([-1], [-0.5], False, [(1, 2, 0, 1)])

@@ -12,6 +12,7 @@ import pytest
 from trainer_parts import build_question
 
 from forage_common.errors import DataError
+from forage_common.settings import Settings
 from forage_records.questions import Questions, read_questions
 from forage_trainer.data.chat_tokenizer import ChatTokenizer
 
@@ -42,7 +43,7 @@ def test_a_question_that_the_template_rejects_is_named(model: Path, tmp_path: Pa
         tmp_path / "q.parquet", *[[user]] * (template is STRICT), [{"role": "system", "content": "Do."}, user]
     )
     with pytest.raises(DataError) as error:
-        questions.filter_by_length(ChatTokenizer(model), 100)
+        questions.filter_by_length(ChatTokenizer(Settings(model={"path": model})), 100)
     sentence = str(error.value)
     assert (
         f"rejects the question 'world_facts/train/{len(questions.rows) - 1}', whose messages are of system, user"
@@ -56,7 +57,7 @@ def test_control_tokens_of_a_question_are_measured_as_text(model: Path, tmp_path
     shutil.copy(repository / "models/tiny-policy/chat_template.jinja", model)
     tokens = [token["content"] for token in json.loads((model / "tokenizer.json").read_text())["added_tokens"][:3]]
     assert tokens == ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    tokenizer = ChatTokenizer(model)
+    tokenizer = ChatTokenizer(Settings(model={"path": model}))
     (plain,) = tokenizer.count_prompt_tokens([[{"role": "user", "content": "Who? "}]])
     (longer,) = tokenizer.count_prompt_tokens([[{"role": "user", "content": f"Who? {''.join(tokens)}"}]])
     assert longer > plain + len(tokens), "as text each is several tokens"

@@ -111,8 +111,9 @@ async def test_an_engine_at_an_endpoint_samples_the_same_tokens_as_the_engine(pa
     rollout = RolloutSettings(engine=EngineSettings(endpoint=f"http://{parts.settings.rollout.http_address}/v1"))
     remote = EndpointEngine(parts.settings.model_copy(update={"rollout": rollout}))
     await remote.connect()
-    context = await parts.engine.render_chat(CHAT)
-    assert await remote.render_chat(CHAT) == context
+    prompt = await parts.engine.render_chat(CHAT)
+    context = prompt.token_ids
+    assert await remote.render_chat(CHAT) == prompt
     for stop in ((), ("a",)):
         for temperature, seed in ((0.0, None), (1.0, 7)):
             asked = Request(context, 24, temperature, 0.9, 20, seed, stop, min_tokens=3)

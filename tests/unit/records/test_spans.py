@@ -33,3 +33,17 @@ def test_marks_count_over_all_spans_and_spans_may_be_messages() -> None:
     one, other = split_spans(spans, [Mark(2, "edge"), Mark(3, "in")])
     assert (one.role, other.role) == ("prompt", "env")
     assert (read_block(one), read_block(other)) == ([":ab", "[edge]"], [":c", "[in]", ":d"])
+
+
+def test_a_thought_that_the_template_opened_goes_on_in_the_policys_text() -> None:
+    spans = [
+        Span(role=Role.ROLE_PROMPT, text="ask"),
+        Span(role=Role.ROLE_PROMPT, text="<think>\n", opening=True),
+        Span(role=Role.ROLE_MODEL, text="abc</think>x"),
+    ]
+    prompt, opening, policy = split_spans(spans)
+    assert (prompt.role, opening.role, policy.role) == ("prompt", "opening", "model")
+    assert read_block(opening) == ["think:<think>", "think:\n"]
+    assert read_block(policy) == ["think:abc", "think:</think>", ":x"]
+    rows = [{"role": "opening", "text": "<think></think>"}, {"role": "model", "text": "abc"}]
+    assert read_block(split_spans(rows)[1]) == [":abc"]

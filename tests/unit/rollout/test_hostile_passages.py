@@ -16,7 +16,7 @@ from forage_common.text.tags import Tag, find_blocks, find_last_block
 from forage_common.v1.trajectory_pb2 import ActionKind, Document, Prompt, Role, Trajectory
 from forage_rollout.environments.environment import Action, Episode, Observation
 from forage_rollout.environments.search import Search
-from forage_rollout.loop.generation import Generation
+from forage_rollout.loop.generation import Generation, RenderedPrompt
 from forage_rollout.loop.observation_ids import escape_message
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.loop.trajectory_builder import Limits, TrajectoryBuilder
@@ -90,7 +90,9 @@ def generate(loop: TrajectoryBuilder, text: str) -> Action:
 
 def play(codec: FileTokenizer, contents: Sequence[str], answer: str = ANSWER) -> Trajectory:
     search = Search(RolloutSettings(max_turns=2), None)  # type: ignore[arg-type] - no test here searches
-    loop = TrajectoryBuilder.start(Limits(100, 4000, 500, 1500), codec, codec.encode("P"), search, Episode(Prompt()))
+    loop = TrajectoryBuilder.start(
+        Limits(100, 4000, 500, 1500), codec, RenderedPrompt(codec.encode("P")), search, Episode(Prompt())
+    )
     generate(loop, SEARCH)
     documents = [Document(contents=text) for text in contents]
     loop.add_observation(Observation(format_passages(documents).strip(), documents=documents))

@@ -17,7 +17,7 @@ from forage_common.v1.packed_pb2 import PackedGroup
 from forage_common.v1.trajectory_pb2 import ActionKind, Document, Prompt, Trajectory, TrajectoryGroup
 from forage_rollout.environments.environment import Episode, Observation
 from forage_rollout.environments.search import Search
-from forage_rollout.loop.generation import Generation
+from forage_rollout.loop.generation import Generation, RenderedPrompt
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.loop.trajectory_builder import Limits, TrajectoryBuilder
 
@@ -33,7 +33,7 @@ TEXTS = st.text(max_size=200) | st.sampled_from(
 def play(prompt: list[int], searches: list[tuple[list[int], list[str]]], limit: int) -> Trajectory:
     limits = Limits(max_start_length=40, max_context_length=2000, max_response_length=500, max_obs_length=limit)
     environment: Any = Search(RolloutSettings(max_turns=len(searches)), None)  # type: ignore[arg-type]
-    loop = TrajectoryBuilder.start(limits, CODEC, prompt, environment, Episode(Prompt()))
+    loop = TrajectoryBuilder.start(limits, CODEC, RenderedPrompt(prompt), environment, Episode(Prompt()))
     for ids, contents in searches:
         sampled = [*ids, *CODEC.encode(" <search> q </search>")]
         loop.add_generation(Generation(sampled, [-0.5] * len(sampled), False, [(1, 1, 0, len(sampled))]))

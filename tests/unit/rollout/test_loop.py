@@ -15,8 +15,8 @@ from forage_common.text.observation import format_passages
 from forage_common.v1.trajectory_pb2 import ActionKind, Document, Prompt, Role, Trajectory
 from forage_rollout.environments.environment import Action, Episode, Observation
 from forage_rollout.environments.search import Search
-from forage_rollout.loop.generation import Generation
-from forage_rollout.loop.trajectory_builder import Limits, TrajectoryBuilder
+from forage_rollout.loop.generation import Generation, RenderedPrompt
+from forage_rollout.loop.trajectory_builder import Limits, TrajectoryBuilder, split_opening
 
 WIDE = Limits(max_start_length=100, max_context_length=2000, max_response_length=500, max_obs_length=500)
 
@@ -28,7 +28,7 @@ def build_generation(ids: list[int], split: int | None = None, hit_length: bool 
 
 def begin(codec: Any, limits: Limits, prompt: str, max_turns: int = 2) -> TrajectoryBuilder:
     search = Search(RolloutSettings(max_turns=max_turns), None)  # type: ignore[arg-type] - no test here searches
-    return TrajectoryBuilder.start(limits, codec, codec.encode(prompt), search, Episode(Prompt()))
+    return TrajectoryBuilder.start(limits, codec, RenderedPrompt(codec.encode(prompt)), search, Episode(Prompt()))
 
 
 def build_observation(contents: Sequence[str]) -> Observation:
@@ -260,3 +260,52 @@ def test_a_huge_observation_is_encoded_in_bounded_time(char_codec: Any) -> None:
         shown.append(loop.last_observation)
     assert shown[0] == shown[1]
     assert len(codec.encode(shown[1])) == 100
+
+
+@pytest.mark.parametrize("asked", ["", "who? <think>\n", "é中"])
+@pytest.mark.parametrize("opening", ["<think>\n", "中", "<think>", "s:\n"])
+def test_what_the_template_wrote_in_the_policys_name_is_given_and_belongs_to_its_first_turn(
+    asked: str, opening: str, char_codec: Any
+) -> None:
+    codec = char_codec()
+    prompt = RenderedPrompt(codec.encode(f"{asked}|assistant|{opening}"), opening)
+    search = Search(RolloutSettings(max_turns=1), None)  # type: ignore[arg-type] - no test here searches
+    loop = TrajectoryBuilder.start(WIDE, codec, prompt, search, Episode(Prompt()))
+    assert loop.next_context() == prompt.token_ids
+    text = loop.add_generation(build_generation(codec.encode("a</think><search>q</search>")))
+    assert text == loop.last_turn_text == f"{opening}a</think><search>q</search>"
+    loop.add_action(search.parse(text, loop.episode))
+    loop.add_observation(build_observation(["d"]))
+    loop.next_context()
+    assert loop.add_generation(build_generation(codec.encode("<answer>d</answer>"))) == "<answer>d</answer>"
+    own = loop.build()
+    assert [(span.role, span.opening) for span in own.spans[:2]] == [
+        (Role.ROLE_PROMPT, False),
+        (Role.ROLE_PROMPT, True),
+    ]
+    assert own.spans[0].text + own.spans[1].text == f"{asked}|assistant|{opening}"
+    assert own.spans[1].text == opening
+    assert [(span.begin, span.end) for span in own.spans[:2]] == [
+        (0, own.prompt_length - len(codec.encode(opening))),
+        (own.prompt_length - len(codec.encode(opening)), own.prompt_length),
+    ]
+    assert own.prompt_length == len(prompt.token_ids)
+    assert len(own.loss_mask) == len(own.token_ids) - own.prompt_length
+
+
+def test_a_token_that_reaches_over_the_boundary_belongs_to_the_opening() -> None:
+    class Merged:
+        """Tokens of several characters."""
+
+        texts = ("who?", "assistant\n<", "think", ">\n")
+
+        def decode(self, ids: Sequence[int]) -> str:
+            return "".join(self.texts[one] for one in ids)
+
+    spans = split_opening(Merged(), [0, 1, 2, 3], "<think>\n")  # type: ignore[arg-type] - only decodes
+    assert [(span.begin, span.end, span.text) for span in spans] == [
+        (0, 1, "who?assistant\n"),
+        (1, 4, "<think>\n"),
+    ]
+    spans = split_opening(Merged(), [0, 1, 2, 3], "<THINK>")  # type: ignore[arg-type] - only decodes
+    assert [span.text for span in spans] == ["who?assistant\n<think>\n"], "an opening that the prompt lacks is none"

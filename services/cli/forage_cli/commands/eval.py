@@ -120,7 +120,7 @@ def run(
     if fresh:
         plan.remove_evaluation(folder)
     turn_ends = {policy.label: read_end_of_turn(policy.folder or settings.model.path) for policy in policies}
-    plan.claim_folder(folder, work)
+    work = plan.claim_folder(folder, work)
     running.run_unfinished(work, settings, folder, console)
     running.write_finished(work, folder, turn_ends)
     summary = pages.write_report(folder)

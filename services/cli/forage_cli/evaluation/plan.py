@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from forage_cli.evaluation.policies import EvaluatedPolicy
 from forage_common.errors import DataError, UserError
 from forage_common.files import durable
 from forage_common.settings import Settings
-from forage_common.v1.trajectory_pb2 import Document, Prompt, Purpose, Sampling
+from forage_common.v1.trajectory_pb2 import Document, Prompt, Purpose, Sampling, TemplateValues
 from forage_records.questions import Question
 
 MANIFEST, ROWS = "evaluation.json", "results.parquet"
@@ -31,6 +31,8 @@ _RELEVANT_SETTINGS = (
     "retriever.mode",
     "retriever.topk",
     "data.corpus",
+    "data.apply_chat_template_kwargs",
+    "data.template_date",
 )
 
 
@@ -68,6 +70,7 @@ class EvaluationPlan:
         questions: position among all that were read → question.
         digest: that of the question files. limit: questions per file, None for all.
         settings: those that determine trajectories; empty where running services are used.
+        template: what prompts carry for the policies' chat templates.
     """
 
     files: tuple[Path, ...]
@@ -78,6 +81,7 @@ class EvaluationPlan:
     sampling: SamplingPlan
     limit: int | None
     settings: Mapping[str, Any]
+    template: TemplateValues
 
     def items(self, policies: Sequence[EvaluatedPolicy] | None = None) -> Iterator[Item]:
         """Iterate over all items, policy by policy."""
@@ -105,6 +109,7 @@ class EvaluationPlan:
             ),
             purpose=Purpose.PURPOSE_VALIDATION,
             environment=methods.choose_environment(item.method),
+            template=self.template,
         )
 
     def to_manifest(self) -> dict[str, Any]:
@@ -121,6 +126,7 @@ class EvaluationPlan:
             "methods": [str(method) for method in self.methods],
             "sampling": asdict(self.sampling),
             "settings": dict(self.settings),
+            "template": {"variables": self.template.variables, "today": self.template.today},
         }
 
 
@@ -144,15 +150,20 @@ def remove_evaluation(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def claim_folder(folder: Path, plan: EvaluationPlan) -> None:
+def claim_folder(folder: Path, plan: EvaluationPlan) -> EvaluationPlan:
     """Write the plan's manifest into the folder. Policies, methods and questions may be added to an earlier plan.
+
+    Returns:
+        The plan, with the template's date of the earlier one: a question's prompt is the same tomorrow.
 
     Raises:
         UserError: the folder holds another evaluation; the message says what differs.
         DataError: its manifest is damaged.
     """
+    before = read_manifest(folder) if (folder / MANIFEST).exists() else plan.to_manifest()
+    if today := before.get("template", {}).get("today"):
+        plan = replace(plan, template=TemplateValues(variables=plan.template.variables, today=today))
     manifest = plan.to_manifest()
-    before = read_manifest(folder) if (folder / MANIFEST).exists() else manifest
     if changed := _find_difference(before, manifest):
         raise UserError(
             f"{folder} holds an evaluation with {changed}: name another folder with --out, or replace it with --fresh"
@@ -161,6 +172,7 @@ def claim_folder(folder: Path, plan: EvaluationPlan) -> None:
     if before != manifest:
         (folder / ROWS).unlink(missing_ok=True)  # the evaluation is unfinished again
     durable.write_atomically(folder / MANIFEST, json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
+    return plan
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -187,7 +199,7 @@ def _find_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     for section in ("sampling", "settings"):
         for name in before[section].keys() | now[section].keys():
             was, is_ = before[section].get(name), now[section].get(name)
-            if was != is_:
+            if was != is_ and (was or is_):  # evaluations of before lack names that are unset now
                 return f"{name} = {was}, not {is_}"
     digests = {policy["label"]: policy["digest"] for policy in before["policies"]}
     for policy in now["policies"]:

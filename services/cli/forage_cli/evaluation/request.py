@@ -15,6 +15,7 @@ from forage_cli.evaluation.policies import RUNNING, EvaluatedPolicy, Kind
 from forage_cli.local import serving
 from forage_cli.local.stack import Program
 from forage_common.errors import UserError
+from forage_common.files.template_values import build_template_values
 from forage_common.settings import Settings
 from forage_records.questions import Question
 
@@ -120,7 +121,9 @@ def make_plan(
     draw = SamplingPlan(samples, temperature, settings.rollout.top_p, settings.rollout.top_k, seed)
     # Settings of services that somebody else started are not known here, and do not enter the plan.
     known = {} if uses_running else select_relevant_settings(settings)
-    return EvaluationPlan(tuple(files), questions.digest, rows, evaluated, methods, draw, limit, known), settings
+    template = build_template_values(settings)
+    plan = EvaluationPlan(tuple(files), questions.digest, rows, evaluated, methods, draw, limit, known, template)
+    return plan, settings
 
 
 def _select_first(rows: Sequence[Question], limit: int | None) -> dict[int, Question]:

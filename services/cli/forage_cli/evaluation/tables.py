@@ -14,8 +14,8 @@ from forage_cli.evaluation.layouts import SEARCH_R1, LayoutRow
 from forage_cli.evaluation.methods import Method
 from forage_cli.terminal import trajectories as show
 from forage_cli.terminal.tables import make_table
-from forage_common.text.enums import name_value
-from forage_common.v1.trajectory_pb2 import Role, Trajectory
+from forage_common.v1.trajectory_pb2 import Trajectory
+from forage_records.spans import name_author
 from forage_records.statistics import Outcome
 
 Metrics = Mapping[str, Any]
@@ -93,7 +93,7 @@ def _make_row(trajectory: Trajectory, question: str) -> dict[str, Any]:
         "question": question,
         "targets": list(trajectory.ground_truth.targets),
         "em": trajectory.validation_score.total,
-        "spans": [{"role": name_value(Role, span.role).lower(), "text": span.text} for span in trajectory.spans],
+        "spans": [{"role": name_author(span), "text": span.text} for span in trajectory.spans],
     }
 
 

@@ -19,6 +19,7 @@ from forage_common.addresses import split_address
 from forage_common.clients.health import list_health_urls, open_client
 from forage_common.devices import count_cpus
 from forage_common.errors import UserError
+from forage_common.files.template_values import keep_template_date
 from forage_common.security.handshakes import explain_tls
 from forage_common.settings import Settings, TlsSettings
 from forage_common.streams.users import Role
@@ -147,7 +148,7 @@ class Stack:
         self._events = EventLog(self.folder)
         self.supervisor = Supervisor(self.folder / RECORD, self._notice_restart)
         self._loader: redis_users.FunctionLoader | None = None
-        self.settings = settings
+        self.settings = settings = keep_template_date(settings)
         """Those of the commands: with their user, where the stack has its own Redis."""
         if Program.REDIS in self.programs:
             self.settings = redis_users.log_in(settings, self._redis_folder, Role.CLI)

@@ -16,7 +16,7 @@ from forage_records.run_folder import Row
 if TYPE_CHECKING:
     from forage_records.replay import Comparison
 
-STYLES = {"model": "bold", "env": "cyan", "prompt": "dim"}
+STYLES = {"model": "bold", "opening": "dim bold", "env": "cyan", "prompt": "dim"}
 
 
 def render_event(event: RunStreamResponse) -> Text:

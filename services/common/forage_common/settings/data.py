@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from forage_common.settings.base import Section
+from forage_common.text.chat_template import CLOCK
+
+NOT_VARIABLES = frozenset(
+    "add_generation_prompt chat_template continue_final_message conversation max_length messages padding"
+    f" return_assistant_tokens_mask return_dict return_tensors tokenize tokenizer_kwargs truncation {CLOCK}".split()
+)
+"""What `apply_chat_template` of transformers 5.19 takes itself, and what Forage gives to every template."""
 
 
 class TrainFile(Section):
@@ -41,6 +49,16 @@ class DataSettings(Section):
     )
     train_batch_size: int = Field(16, ge=1, description="Prompts (groups) of an optimizer step")
     val_max_samples: int = Field(-1, description="Most validation questions that are used; -1: all")
+    apply_chat_template_kwargs: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="Variables for the model's chat template, such as {enable_thinking: false}; `forage model check`"
+        " lists those that it reads",
+    )
+    template_date: date | None = Field(
+        None,
+        description="Current date for a chat template that writes it into the prompt, YYYY-MM-DD; null: the day of the"
+        " run's first start, also after a resume",
+    )
 
     @property
     def train_paths(self) -> tuple[Path, ...]:
@@ -51,6 +69,15 @@ class DataSettings(Section):
     def train_weights(self) -> tuple[float, ...]:
         """One weight per training file; empty if all questions form one pool."""
         return tuple(file.weight for file in self.train_files if file.weight is not None)
+
+    @field_validator("apply_chat_template_kwargs")
+    @classmethod
+    def _check_variables(cls, variables: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        for name in variables:
+            if name in NOT_VARIABLES:
+                remedy = "set data.template_date" if name == CLOCK else "leave it out"
+                raise ValueError(f"{name!r} is no variable of a template, Forage sets it: {remedy}")
+        return variables
 
     @model_validator(mode="after")
     def _check_weights(self) -> DataSettings:

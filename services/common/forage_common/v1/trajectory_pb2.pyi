@@ -197,6 +197,32 @@ class Sampling(_message.Message):
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
 
 @_typing.final
+class TemplateValues(_message.Message):
+    """How the policy's chat template renders the messages of a prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VARIABLES_FIELD_NUMBER: _builtins.int
+    TODAY_FIELD_NUMBER: _builtins.int
+    variables: _builtins.str
+    """a JSON object: data.apply_chat_template_kwargs; empty = none"""
+    today: _builtins.str
+    """the template's current date, YYYY-MM-DD; empty = the machine's"""
+    def __init__(
+        self,
+        *,
+        variables: _builtins.str = ...,
+        today: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["today", b"today", "variables", b"variables"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TemplateValues: _TypeAlias = TemplateValues  # noqa: Y015
+
+@_typing.final
 class Prompt(_message.Message):
     """One entry of the prompts stream: a prompt to be sampled `samples` times."""
 
@@ -221,6 +247,7 @@ class Prompt(_message.Message):
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     ENVIRONMENT_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    TEMPLATE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     group_uid: _builtins.str
     """data_source/split/index/epoch"""
@@ -256,6 +283,8 @@ class Prompt(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the rendered prompt; if set, messages are not rendered"""
 
+    @_builtins.property
+    def template(self) -> Global___TemplateValues: ...
     def __init__(
         self,
         *,
@@ -278,10 +307,11 @@ class Prompt(_message.Message):
         timeout_s: _builtins.float = ...,
         environment: _builtins.str = ...,
         traceparent: _builtins.str = ...,
+        template: Global___TemplateValues | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ground_truth", b"ground_truth", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ground_truth", b"ground_truth", "sampling", b"sampling", "template", b"template"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "batch", b"batch", "data_source", b"data_source", "environment", b"environment", "ground_truth", b"ground_truth", "group_uid", b"group_uid", "issued_unix_ms", b"issued_unix_ms", "messages", b"messages", "min_policy_version", b"min_policy_version", "position", b"position", "purpose", b"purpose", "reply_stream", b"reply_stream", "run_id", b"run_id", "samples", b"samples", "sampling", b"sampling", "timeout_s", b"timeout_s", "token_ids", b"token_ids", "trace_id", b"trace_id", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "batch", b"batch", "data_source", b"data_source", "environment", b"environment", "ground_truth", b"ground_truth", "group_uid", b"group_uid", "issued_unix_ms", b"issued_unix_ms", "messages", b"messages", "min_policy_version", b"min_policy_version", "position", b"position", "purpose", b"purpose", "reply_stream", b"reply_stream", "run_id", b"run_id", "samples", b"samples", "sampling", b"sampling", "template", b"template", "timeout_s", b"timeout_s", "token_ids", b"token_ids", "trace_id", b"trace_id", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -328,12 +358,15 @@ class Span(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     IMPLIED_FIELD_NUMBER: _builtins.int
+    OPENING_FIELD_NUMBER: _builtins.int
     role: Global___Role.ValueType
     begin: _builtins.int
     end: _builtins.int
     text: _builtins.str
     implied: _builtins.bool
     """text is left out: it is what the policy's tokenizer decodes the tokens to"""
+    opening: _builtins.bool
+    """of a prompt: what the chat template wrote in the policy's name; rewards read it as the policy's"""
     def __init__(
         self,
         *,
@@ -342,10 +375,11 @@ class Span(_message.Message):
         end: _builtins.int = ...,
         text: _builtins.str = ...,
         implied: _builtins.bool = ...,
+        opening: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "implied", b"implied", "role", b"role", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "implied", b"implied", "opening", b"opening", "role", b"role", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

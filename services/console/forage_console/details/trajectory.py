@@ -143,8 +143,9 @@ def split_texts(own: Trajectory) -> tuple[str, list[Block]]:
     for span, block in zip(own.spans, split_spans(own.spans), strict=True):
         author = Author(block.role)
         begin, end = span.begin - own.prompt_length, span.end - own.prompt_length
-        if author is Author.PROMPT:
-            blocks.append(Block(author=author, begin=None, end=None, turn=None, pieces=_list_pieces(block)))
+        if author in (Author.PROMPT, Author.OPENING):
+            number = 1 if author is Author.OPENING else None
+            blocks.append(Block(author=author, begin=None, end=None, turn=number, pieces=_list_pieces(block)))
             continue
         turns = [number for number in own.turn_ids[max(0, begin) : end] if number > 0]
         turn = turns[0] if turns else turn

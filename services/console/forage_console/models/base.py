@@ -41,9 +41,10 @@ class Estimate(Model):
 
 
 class Author(StrEnum):
-    """The author of a text."""
+    """The author of a text; `opening` is what the chat template wrote in the model's name."""
 
     PROMPT = "prompt"
+    OPENING = "opening"
     MODEL = "model"
     ENV = "env"
 

@@ -101,7 +101,7 @@ def split_record(record: Row) -> list[Block]:
         author = Author(block.role)
         turn += author is Author.MODEL
         pieces = [Piece(text=piece.text, within=piece.within, is_tag=piece.is_tag) for piece in block.pieces]
-        number = None if author is Author.PROMPT else turn
+        number = None if author is Author.PROMPT else max(turn, 1)
         blocks.append(Block(author=author, begin=None, end=None, turn=number, pieces=pieces))
     return blocks
 

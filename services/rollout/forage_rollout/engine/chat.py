@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
+from forage_common.files.template_values import read_template_values
+from forage_common.text.chat_template import ChatTemplate
+from forage_common.v1.trajectory_pb2 import TemplateValues
+from forage_rollout.loop.generation import Chat, RenderedPrompt
 
-def render_chat(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:
-    """Token ids of a chat with the opening of the assistant's turn.
+
+def render_chat(tokenizer: Any, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
+    """Render a chat with the beginning of the assistant's turn.
 
     Args:
         tokenizer: a tokenizer of transformers with a chat template.
+        values: what the template gets besides the messages.
 
     Raises:
-        ValueError: the chat template rejects the messages.
+        ValueError: the chat template rejects the messages, or the values are malformed.
     """
-    try:
-        ids = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
-    except Exception as error:  # noqa: BLE001 - a template is a program, which may raise anything
-        raise ValueError(" ".join(str(error).split())) from None
-    return [int(token) for token in ids]
+    rendered = ChatTemplate(tokenizer).render(messages, *read_template_values(values or TemplateValues()))
+    ids = tokenizer(rendered.text, add_special_tokens=False)["input_ids"]
+    return RenderedPrompt([int(token) for token in ids], rendered.opening)

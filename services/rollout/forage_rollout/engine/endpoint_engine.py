@@ -12,14 +12,14 @@ from forage_common.errors import SettingsError, UnavailableError
 from forage_common.files.model_folder import read_end_of_turn
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_common.v1.trajectory_pb2 import Policy, TemplateValues
 from forage_policies.announcement import PolicyError, describe_policy
 from forage_rollout.engine.chat import render_chat
 from forage_rollout.engine.endpoint import Dialect, Endpoint, restore_stop_text
 from forage_rollout.engine.engine_counts import EngineCounts, Meter
 from forage_rollout.engine.openai import ResponseHead
 from forage_rollout.engine.stops import StopTexts
-from forage_rollout.loop.generation import Generation, Request
+from forage_rollout.loop.generation import Chat, Generation, RenderedPrompt, Request
 from forage_rollout.loop.tokens import FileTokenizer
 
 log = get_logger()
@@ -74,13 +74,13 @@ class EndpointEngine:
         counts.requests_running, counts.paused = counts.requests_in_flight, int(not self._resumed.is_set())
         return counts
 
-    async def render_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    async def render_chat(self, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
         """See `chat.render_chat`."""
         if self._tokenizer is None:
             from transformers import AutoTokenizer
 
             self._tokenizer = await asyncio.to_thread(AutoTokenizer.from_pretrained, str(self._folder))
-        return render_chat(self._tokenizer, messages)
+        return render_chat(self._tokenizer, messages, values)
 
     async def generate(self, request: Request) -> Generation:
         """Sample to a stop text, the end-of-sequence token or `max_tokens`.

@@ -7,7 +7,9 @@ from argparse import Namespace
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+from forage_common.files.template_values import build_template_values, read_template_values
 from forage_common.settings import Settings
+from forage_common.text.chat_template import CLOCK, read_clock
 
 PATHS = {"/v1/models": "GET", "/v1/chat/completions": "POST", "/v1/completions": "POST"}
 """Path → method of the requests that are forwarded."""
@@ -106,7 +108,12 @@ def _build_app(llm: Any, settings: Settings) -> Any:
 
     name = settings.model.path.resolve().name
     served = OpenAIServingModels(llm, [BaseModelPath(name=name, model_path=name)])
-    template: dict[str, Any] = {"chat_template": None, "chat_template_content_format": "auto"}
+    variables, today = read_template_values(build_template_values(settings))
+    template: dict[str, Any] = {
+        "chat_template": None,
+        "chat_template_content_format": "auto",
+        "default_chat_template_kwargs": variables | ({CLOCK: read_clock(today)} if today else {}),
+    }
     renderer = OnlineRenderer(llm.model_config, llm.renderer, request_logger=None, **template)
     common: dict[str, Any] = {"online_renderer": renderer, "request_logger": None}
     app = FastAPI(openapi_url=None)

@@ -7,14 +7,14 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 from forage_common.files.model_folder import list_weight_files
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_common.v1.trajectory_pb2 import Policy, TemplateValues
 from forage_policies.announcement import PolicyError, describe_policy
 from forage_policies.tensors import SUFFIX, read_headers
 from forage_rollout.core.arguments import build_arguments, build_environment
@@ -26,7 +26,7 @@ from forage_rollout.engine.leases import Leases
 from forage_rollout.engine.scheduler_watch import SchedulerWatch
 from forage_rollout.engine.stager import Stager, call_living
 from forage_rollout.engine.stops import StopTexts
-from forage_rollout.loop.generation import Generation, Request
+from forage_rollout.loop.generation import Chat, Generation, RenderedPrompt, Request
 from forage_rollout.weights.adapter import Adapter, Adapters, verify_adapter
 from forage_rollout.weights.holding import hold_policy, open_cache
 from forage_rollout.weights.policy import EngineHangsError, EngineLostError, NotServingError, is_newer, parse_label
@@ -110,9 +110,9 @@ class VllmEngine:
         counts.asleep = int(self.is_asleep)
         return counts
 
-    async def render_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    async def render_chat(self, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
         """See `chat.render_chat`."""
-        return render_chat(self._tokenizer, messages)
+        return render_chat(self._tokenizer, messages, values)
 
     async def generate(self, request: Request) -> Generation:
         """Sample to a stop text, the end-of-sequence token or `max_tokens`.

@@ -14,13 +14,15 @@ from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from functools import lru_cache
 
-from forage_rollout.loop.generation import Generation, Request
+from forage_common.v1.trajectory_pb2 import TemplateValues
+from forage_rollout.loop.generation import Chat, Generation, RenderedPrompt, Request
 
-VERSION = 2
+VERSION = 3
 HEADER = struct.Struct("<IBxxxI")
 _REQUEST = struct.Struct("<ddqqiIIIII")
 _GENERATION = struct.Struct("<?xxxII")
 _SEGMENT = struct.Struct("<qqII")
+_LENGTH = struct.Struct("<I")
 _UNSEEDED = -1
 
 
@@ -35,7 +37,7 @@ class Kind(IntEnum):
     """Server: the proof that it is the replica."""
     GENERATE = 4
     RENDER = 5
-    """A chat as JSON."""
+    """A chat, and what its template gets besides, as JSON."""
     RELEASE = 6
     """The name of an affinity; there is no reply."""
     CANCEL = 7
@@ -108,6 +110,44 @@ def unpack_tokens(data: bytes) -> list[int]:
         FrameError: the bytes are none of whole tokens.
     """
     return _from_bytes("I", data)
+
+
+def pack_chat(messages: Chat, values: TemplateValues) -> bytes:
+    """The body of RENDER."""
+    return json.dumps([[dict(message) for message in messages], values.variables, values.today]).encode()
+
+
+def unpack_chat(body: bytes) -> tuple[list[dict[str, str]], TemplateValues]:
+    """What `pack_chat` has packed.
+
+    Raises:
+        FrameError: the bytes are no chat.
+    """
+    try:
+        messages, variables, today = json.loads(body)
+        return messages, TemplateValues(variables=variables, today=today)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise FrameError(f"no chat: {error}") from None
+
+
+def pack_prompt(prompt: RenderedPrompt) -> bytes:
+    """The body of RENDERED: the bytes of the opening, how many, and the tokens."""
+    opening = prompt.opening.encode()
+    return _LENGTH.pack(len(opening)) + opening + pack_tokens(prompt.token_ids)
+
+
+def unpack_prompt(data: bytes) -> RenderedPrompt:
+    """What `pack_prompt` has packed.
+
+    Raises:
+        FrameError: the bytes are no prompt.
+    """
+    try:
+        (length,) = _LENGTH.unpack_from(data)
+        opening = data[_LENGTH.size : _LENGTH.size + length].decode()
+    except (struct.error, ValueError) as error:
+        raise FrameError(f"no prompt: {error}") from None
+    return RenderedPrompt(unpack_tokens(data[_LENGTH.size + length :]), opening)
 
 
 def pack_request(request: Request) -> bytes:

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from forage_common.addresses import split_address
 from forage_common.telemetry.logs import get_logger
+from forage_common.v1.trajectory_pb2 import TemplateValues
 from forage_rollout.links.connection import NONCE_BYTES, FrameConnection, draw_nonce, is_proof, prove
 from forage_rollout.links.failures import LinkLostError, unpack_failure
 from forage_rollout.links.frames import (
     VERSION,
     FrameError,
     Kind,
+    pack_chat,
     pack_request,
     unpack_generation,
-    unpack_tokens,
+    unpack_prompt,
 )
 from forage_rollout.links.server import LOAD
-from forage_rollout.loop.generation import Generation, Request
+from forage_rollout.loop.generation import Chat, Generation, RenderedPrompt, Request
 
 log = get_logger()
 PING_S = 1.0
@@ -121,9 +122,9 @@ class EngineLink(FrameConnection):
         """
         return unpack_generation(await self._ask(Kind.GENERATE, pack_request(request)))
 
-    async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
+    async def render_chat(self, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
         """See `loop.generation.Engine`; raises as `generate`."""
-        return unpack_tokens(await self._ask(Kind.RENDER, json.dumps(messages).encode()))
+        return unpack_prompt(await self._ask(Kind.RENDER, pack_chat(messages, values or TemplateValues())))
 
     def release(self, affinity: str) -> None:
         """Tell the replica that the affinity gets no more requests."""

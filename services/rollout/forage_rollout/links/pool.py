@@ -20,11 +20,12 @@ from forage_common.telemetry import tracing
 from forage_common.telemetry.log_sampling import LogSampler
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import waiting
+from forage_common.v1.trajectory_pb2 import TemplateValues
 from forage_rollout.background import supervise
 from forage_rollout.links.affinity import order_replicas
 from forage_rollout.links.failures import LinkLostError
 from forage_rollout.links.link import Door, EngineLink
-from forage_rollout.loop.generation import Generation, Request
+from forage_rollout.loop.generation import Chat, Generation, RenderedPrompt, Request
 from forage_rollout.weights.policy import EngineLostError, NotServingError
 
 log = get_logger()
@@ -90,9 +91,9 @@ class EnginePool:
         with suppress(TimeoutError):
             await asyncio.wait_for(tried, _FIRST_S)  # wait: has a time limit
 
-    async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
+    async def render_chat(self, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
         """See `loop.generation.Engine`."""
-        return await self._ask("", lambda link: link.render_chat(messages), self._note_nothing)
+        return await self._ask("", lambda link: link.render_chat(messages, values), self._note_nothing)
 
     async def generate(self, request: Request) -> Generation:
         """Generate on the replica of the request's affinity, or elsewhere; the caller has a deadline.

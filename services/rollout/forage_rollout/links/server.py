@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import ssl
 import struct
 from collections.abc import Callable, Coroutine
@@ -19,7 +18,8 @@ from forage_rollout.links.frames import (
     FrameError,
     Kind,
     pack_generation,
-    pack_tokens,
+    pack_prompt,
+    unpack_chat,
     unpack_request,
 )
 from forage_rollout.loop.generation import Engine
@@ -200,7 +200,7 @@ class _AgentConnection(FrameConnection):
 
     async def _render(self, number: int, body: bytes) -> None:
         try:
-            reply = pack_tokens(await self._server.engine.render_chat(json.loads(body)))
+            reply = pack_prompt(await self._server.engine.render_chat(*unpack_chat(body)))
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(number, error)
         else:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
-from forage_common.v1.trajectory_pb2 import Sampling
+from forage_common.v1.trajectory_pb2 import Sampling, TemplateValues
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,25 @@ class Generation:
     versions: list[tuple[int, int, int, int]]
 
 
+class RenderedPrompt(NamedTuple):
+    """A prompt as token ids, and the end of its text that the template wrote in the policy's name."""
+
+    token_ids: list[int]
+    opening: str = ""
+
+
+Chat: TypeAlias = Sequence[Mapping[str, str]]
+"""Messages, each with `role` and `content`."""
+
+
 class Engine(Protocol):
     """Samples tokens."""
 
-    async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        """Token ids of a chat, ready for the assistant's turn.
+    async def render_chat(self, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
+        """Render a chat, ready for the assistant's turn.
+
+        Args:
+            values: what the chat template gets besides the messages.
 
         Raises:
             ValueError: the chat template rejects the messages.

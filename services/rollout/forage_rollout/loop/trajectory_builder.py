@@ -16,7 +16,7 @@ from forage_common.text.observation import find_tag_names
 from forage_common.v1.trajectory_pb2 import ActionKind, PolicySegment, Role, Span, Status, Trajectory, Turn
 from forage_rollout.environments.environment import INVALID, Action, Episode, Observation
 from forage_rollout.environments.registry import AnyEnvironment
-from forage_rollout.loop.generation import Generation
+from forage_rollout.loop.generation import Generation, RenderedPrompt
 from forage_rollout.loop.observation_ids import encode_observation
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.loop.turns import cut_at_stop
@@ -59,6 +59,22 @@ class Limits:
         )
 
 
+def split_opening(codec: FileTokenizer, token_ids: Sequence[int], opening: str) -> list[Span]:
+    """The spans of a prompt: what it says, and its end that the chat template wrote in the policy's name, if any.
+
+    Where a token reaches over the boundary, the opening's span begins with that token, and its text where it begins.
+    """
+    text = codec.decode(token_ids)
+    if not opening or not text.endswith(opening):
+        return [Span(role=Role.ROLE_PROMPT, begin=0, end=len(token_ids), text=text)]
+    before = len(text) - len(opening)
+    begin = next(n for n in range(len(token_ids) - 1, -1, -1) if len(codec.decode(token_ids[:n])) <= before)
+    return [
+        Span(role=Role.ROLE_PROMPT, begin=0, end=begin, text=text[:before]),
+        Span(role=Role.ROLE_PROMPT, begin=begin, end=len(token_ids), text=opening, opening=True),
+    ]
+
+
 @dataclass
 class TrajectoryBuilder:
     """One growing trajectory.
@@ -90,15 +106,15 @@ class TrajectoryBuilder:
         cls,
         limits: Limits,
         codec: FileTokenizer,
-        prompt_ids: Sequence[int],
+        prompt: RenderedPrompt,
         environment: AnyEnvironment,
         episode: Episode,
     ) -> TrajectoryBuilder:
         """Begin with a rendered prompt, of which the last `max_start_length` tokens are kept."""
-        kept = list(prompt_ids)[-limits.max_start_length :]
-        truncated = len(kept) < len(prompt_ids)
+        kept = prompt.token_ids[-limits.max_start_length :]
+        truncated = len(kept) < len(prompt.token_ids)
         builder = cls(limits, codec, environment, episode, kept, truncated=truncated, prompt_length=len(kept))
-        builder.spans.append(Span(role=Role.ROLE_PROMPT, begin=0, end=len(kept), text=codec.decode(kept)))
+        builder.spans += split_opening(codec, kept, prompt.opening)
         return builder
 
     @property
@@ -140,7 +156,7 @@ class TrajectoryBuilder:
             context_begin=self.context_begin,
         )
         self.turns.append(turn)
-        return self._strip_end_token(part.text)
+        return self._strip_end_token(self.last_turn_text)
 
     def add_action(self, action: Action) -> Action:
         """Record the action of the last generation; returns it."""
@@ -194,6 +210,12 @@ class TrajectoryBuilder:
             text = self.codec.decode(ids)
             self.truncated = True
         self._append_observation(ids, text)
+
+    @property
+    def last_turn_text(self) -> str:
+        """The text of the last generation; the opening that the chat template wrote belongs to the first one."""
+        *_, before, last = self.spans
+        return before.text + last.text if before.opening else last.text
 
     @property
     def last_observation(self) -> str:

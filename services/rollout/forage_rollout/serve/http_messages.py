@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from google.protobuf.json_format import MessageToDict
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from forage_common.files.template_values import build_template_values
 from forage_common.settings import Settings
 from forage_common.text.enums import name_value
 from forage_common.text.search_prompt import format_search_prompt
@@ -94,6 +95,7 @@ class Ask(_StrictModel):
             purpose=Purpose.PURPOSE_ASK,
             environment=self.environment,
             timeout_s=self.timeout_s,
+            template=build_template_values(settings),
         )
 
 

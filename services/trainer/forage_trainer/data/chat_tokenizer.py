@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from forage_common.errors import DataError
+from forage_common.settings import Settings
+from forage_common.telemetry.logs import get_logger
+from forage_common.text.chat_template import ChatTemplate, TemplateError
 from forage_common.text.observation import escape_controls
 from forage_records.questions import RejectedPromptError
 
@@ -15,13 +17,15 @@ _CHUNK = 1024
 class ChatTokenizer:
     """The policy's tokenizer with its chat template."""
 
-    def __init__(self, folder: Path) -> None:
-        """
+    def __init__(self, settings: Settings) -> None:
+        """Load it from `model.path`; its template gets the variables and the date of `data`.
+
         Raises:
             DataError: the tokenizer cannot be loaded, or has no chat template.
         """
         from transformers import AutoTokenizer
 
+        folder, self._data = settings.model.path, settings.data
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         except (OSError, ValueError) as error:
@@ -30,6 +34,15 @@ class ChatTokenizer:
         if not getattr(self._tokenizer, "chat_template", None):
             raise DataError(f"model folder {folder}: its tokenizer has no chat template: add chat_template.jinja")
         self._controls = [token.content for token in self._tokenizer.added_tokens_decoder.values() if token.special]
+        self._template = ChatTemplate(self._tokenizer)
+        if unread := self._template.find_unread(self._data.apply_chat_template_kwargs):
+            names, known = ", ".join(unread), ", ".join(sorted(self._template.find_variables()))
+            get_logger().warning(
+                "template_variables_unread",
+                setting="data.apply_chat_template_kwargs",
+                names=names,
+                detail=f"the chat template of {folder} never reads {names}: it reads {known}",
+            )
 
     @property
     def pad_id(self) -> int:
@@ -56,6 +69,6 @@ class ChatTokenizer:
     def _render(self, prompt: Sequence[dict[str, str]], number: int) -> str:
         chat = [{name: escape_controls(text, self._controls) for name, text in message.items()} for message in prompt]
         try:
-            return str(self._tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False))
-        except Exception as error:  # noqa: BLE001 - a template is a program, which may raise anything
-            raise RejectedPromptError(number, " ".join(str(error).split())) from None
+            return self._template.render_text(chat, self._data.apply_chat_template_kwargs, self._data.template_date)
+        except TemplateError as error:
+            raise RejectedPromptError(number, str(error)) from None

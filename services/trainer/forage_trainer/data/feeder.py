@@ -9,6 +9,7 @@ from functools import partial
 
 from prometheus_client import Counter, Gauge
 
+from forage_common.files.template_values import build_template_values
 from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.logs import get_logger
@@ -45,6 +46,7 @@ class Feeder:
 
     def __init__(self, settings: Settings, streams: StreamClient, batches: Batches, retry: RedisRetry) -> None:
         self._settings = settings
+        self._template = build_template_values(settings)
         MAX_STALENESS.set(settings.trainer.max_staleness)
         self._streams = streams
         self._batches = batches
@@ -158,6 +160,7 @@ class Feeder:
             attempt=attempt,
             issued_unix_ms=int(time.time() * 1000),
             reply_stream=self._streams.trajectories,
+            template=self._template,
         )
         with spans.trace_issue(prompt):
             issued = self._retry(lambda: self._streams.issue(prompt))

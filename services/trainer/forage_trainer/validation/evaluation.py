@@ -10,6 +10,7 @@ from typing import Any
 
 from prometheus_client import Gauge
 
+from forage_common.files.template_values import build_template_values
 from forage_common.settings import Settings
 from forage_common.streams.client import VALIDATION, StreamClient
 from forage_common.telemetry.health import Health
@@ -94,6 +95,7 @@ class Validation:
             check: raises where the answers must not count.
         """
         self._settings = settings
+        self._template = build_template_values(settings)
         self._streams = streams
         self._questions = questions
         self._state = state
@@ -213,6 +215,7 @@ class Validation:
             attempt=attempt,
             issued_unix_ms=int(time.time() * 1000),
             reply_stream=evaluation.stream,
+            template=self._template,
         )
         with spans.trace_issue(prompt):
             issued = self._retry(lambda: self._streams.issue(prompt))

@@ -8,8 +8,9 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from forage_common.text.enums import name_value
-from forage_common.v1.trajectory_pb2 import ActionKind, Role, Status, Trajectory
+from forage_common.v1.trajectory_pb2 import ActionKind, Status, Trajectory
 from forage_records.questions import Question
+from forage_records.spans import name_author
 from forage_records.trajectory_file import explain_failure, read_exact_match
 from forage_trainer.reporting.metrics import exact_match, format_rate
 
@@ -100,6 +101,6 @@ def build_record(question: Question, trajectory: Trajectory | None) -> dict[str,
         ),
         "replica": trajectory.replica,
         "trace_id": trajectory.trace_id,
-        "spans": [{"role": name_value(Role, span.role).lower(), "text": span.text} for span in trajectory.spans],
+        "spans": [{"role": name_author(span), "text": span.text} for span in trajectory.spans],
         "turns": [MessageToDict(turn, preserving_proto_field_name=True) for turn in trajectory.turns],
     }

@@ -348,7 +348,7 @@ export interface components {
             environments: string[];
         };
         /** @enum {string} */
-        Author: "prompt" | "model" | "env";
+        Author: "prompt" | "opening" | "model" | "env";
         Bin: {
             low: number;
             high: number;

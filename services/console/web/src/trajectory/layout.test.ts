@@ -20,6 +20,22 @@ describe("the rows of a trajectory", () => {
     expect(kinds(layOut(makeDetail(), false))).toEqual(["prompt", "head", "text", "head", "text", "head", "text"]);
   });
 
+  test("of a turn that the chat template began show its opening below the turn's head", () => {
+    const detail = makeDetail();
+    const opening = {
+      author: "opening" as const,
+      begin: null,
+      end: null,
+      turn: 1,
+      pieces: [{ text: "<think>", within: "think", is_tag: true }],
+    };
+    const [prompt, ...others] = detail.blocks;
+    const rows = layOut({ ...detail, blocks: [...(prompt ? [prompt] : []), opening, ...others] }, true);
+    expect(kinds(rows).slice(0, 4)).toEqual(["prompt", "head", "text", "text"]);
+    expect(rows[2]).toMatchObject({ kind: "text", author: "opening" });
+    expect(rows.map(readText).join("")).toContain("<think>");
+  });
+
   test("show every token once, in order", () => {
     const shown = units(layOut(makeDetail(), false)).map(({ token }) => token);
     expect(shown).toEqual([0, 1, 2, 3, 4, 5, 6, 7, 8]);

@@ -40,11 +40,19 @@ export function layOut(detail: Detail, showPassages: boolean): Row[] {
   const turns = new Map(detail.turns.map((turn) => [turn.index, turn]));
   const rows: Row[] = [];
   if (detail.prompt !== "") rows.push({ kind: "prompt", key: "prompt", text: detail.prompt });
+  // What the chat template wrote in the policy's name stands below the head of the turn that goes on from it.
+  let opening: Row[] = [];
   detail.blocks.forEach((block, number) => {
     if (block.author === "prompt") return;
+    if (block.author === "opening") {
+      const units = listUnits(block, null, findGold);
+      opening = [{ kind: "text", key: `text-${number}`, author: block.author, units, isLast: false }];
+      return;
+    }
     const turn = block.turn === null ? null : (turns.get(block.turn) ?? null);
     const hasPassages = block.author === "env" && turn !== null && turn.passages.length > 0;
-    rows.push({ kind: "head", key: `head-${number}`, block, turn, hasPassages });
+    rows.push({ kind: "head", key: `head-${number}`, block, turn, hasPassages }, ...opening);
+    opening = [];
     if (hasPassages && showPassages) {
       rows.push({ kind: "passages", key: `passages-${number}`, turn });
       return;

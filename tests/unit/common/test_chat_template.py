@@ -1,0 +1,137 @@
+"""What chat templates write in the assistant's name, and what they get besides the messages.
+
+`ends.json` holds how the prompts of 66 models' templates end: after the question, the same without the beginning of the
+assistant's turn, and before an answer; see docs/reference/templates.md.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forage_common.errors import SettingsError
+from forage_common.files.template_values import build_template_values, keep_template_date, read_template_values
+from forage_common.settings import load_settings
+from forage_common.text.chat_template import (
+    ChatTemplate,
+    TemplateError,
+    find_open_thought,
+    find_opening,
+    read_clock,
+)
+from forage_common.v1.trajectory_pb2 import TemplateValues
+
+ENDS = json.loads((Path(__file__).parents[2] / "data/templates/ends.json").read_text(encoding="utf-8"))
+ASKED = "Reason in <think> and </think>. Question: who?"
+OPEN_THOUGHTS = ["<think>", "<think>\n", "[THINK]", "<|START_THINKING|>", "<|channel>thought\n", "<|open|>think<|sep|>"]
+
+
+@pytest.mark.parametrize("end", ENDS, ids=lambda end: end["model"])
+def test_an_opening_is_what_the_template_wrote_after_its_role_header(end: dict[str, str]) -> None:
+    before = ["<s>" + ASKED + end[name] for name in ("prompt", "without", "before_answer")]
+    assert find_opening(*before) == end["opening"]
+    if end["opening"].startswith("<"):
+        assert find_open_thought(before[0]) == end["opening"]
+    else:
+        assert find_open_thought(before[0]) == "", "a text that no mark opens is known by its template alone"
+
+
+def test_an_opening_is_found_where_the_template_takes_no_answer_or_ignores_whether_a_turn_begins() -> None:
+    assert find_opening(f"{ASKED}<|a|><think>\n", f"{ASKED}", "") == "<think>\n"
+    assert find_opening(f"{ASKED}<|a|><think>\n", f"{ASKED}<|a|><think>\n", f"{ASKED}<|a|>") == "<think>\n"
+    assert find_opening(f"{ASKED}<|a|>", "", "") == ""
+
+
+@given(
+    st.sampled_from(["<think>\n\n</think>\n\n", "</think>", "<|channel>thought\n<channel|>", "[THINK][/THINK]", ""]),
+    st.sampled_from(["", *OPEN_THOUGHTS]),
+    st.text("ab <>think/\n", max_size=20),
+)
+def test_only_what_follows_the_last_closed_thought_is_an_opening(closed: str, opened: str, asked: str) -> None:
+    header = "<|im_end|>\n<|im_start|>assistant\n"
+    prompt, without = f"{asked}{header}{closed}{opened}", f"{asked}<|im_end|>\n"
+    assert find_opening(prompt, without, f"{asked}{header}") == opened
+
+
+class Template:
+    """A tokenizer with a template that is a function."""
+
+    def __init__(self, render: Any) -> None:
+        self.render = render
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **options: Any) -> str:
+        assert options.pop("tokenize") is False
+        return str(self.render(messages, **options))
+
+
+def test_a_template_gets_its_variables_and_the_date_of_the_run() -> None:
+    def render(messages: Any, add_generation_prompt: bool, strftime_now: Any, think: bool = True) -> str:
+        turns = "".join(f"[{one['role']}]{one['content']}" for one in messages)
+        return strftime_now("%d %b %Y") + turns + "[assistant]" * add_generation_prompt + "<think>" * think
+
+    template = ChatTemplate(Template(render))
+    chat = [{"role": "user", "content": "Who?"}]
+    assert template.render(chat, {}, date(2024, 2, 29)) == ("29 Feb 2024[user]Who?[assistant]<think>", "<think>")
+    assert template.render(chat, {"think": False}, date(2024, 2, 29)) == ("29 Feb 2024[user]Who?[assistant]", "")
+
+
+def test_whatever_a_template_raises_is_its_reason() -> None:
+    def fail(error: Exception) -> Any:
+        def render(*_: Any, **__: Any) -> str:
+            raise error
+
+        return render
+
+    for error, reason in ((KeyError("tool"), "'tool'"), (RecursionError(), "RecursionError"), (OSError("a\nb"), "a b")):
+        with pytest.raises(TemplateError, match=f"^{reason}$"):
+            ChatTemplate(Template(fail(error))).render([{"role": "user", "content": "Who?"}])
+
+
+def test_a_clock_knows_every_format_of_a_date() -> None:
+    assert read_clock(date(2026, 11, 28))("%Y-%m-%d %A %H:%M") == "2026-11-28 Saturday 00:00"
+
+
+def test_a_run_keeps_the_date_on_which_it_began(tmp_path: Path) -> None:
+    settings = load_settings(None, [f"run.dir={tmp_path}", "run.id=r"])
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r/settings.yaml").write_text("data:\n  template_date: 2025-03-01\n")
+    assert keep_template_date(settings).data.template_date == date(2025, 3, 1)
+    (tmp_path / "r/settings.yaml").write_text(keep_template_date(settings).to_yaml())
+    assert build_template_values(settings) == TemplateValues(today="2025-03-01")
+    given = load_settings(None, [f"run.dir={tmp_path}", "run.id=r", "data.template_date=2024-12-31"])
+    assert build_template_values(given).today == "2024-12-31"
+    for damaged in ("", "- a", "data: {template_date: soon}", "data: {}", "\0"):
+        (tmp_path / "r/settings.yaml").write_text(damaged)
+        assert keep_template_date(settings).data.template_date is not None
+
+
+def test_variables_reach_the_template_as_they_are() -> None:
+    settings = load_settings(None, ['data.apply_chat_template_kwargs={"enable_thinking": false, "tags": ["ü", 1]}'])
+    variables, today = read_template_values(build_template_values(settings))
+    assert variables == {"enable_thinking": False, "tags": ["ü", 1]}
+    assert today is not None
+
+
+@pytest.mark.parametrize("name", ["tokenize", "messages", "strftime_now", "add_generation_prompt"])
+def test_what_forage_gives_to_a_template_is_no_variable(name: str) -> None:
+    with pytest.raises(SettingsError, match=rf"data\.apply_chat_template_kwargs.*{name}"):
+        load_settings(None, [f"data.apply_chat_template_kwargs={{{name}: 1}}"])
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        (TemplateValues(variables="[1]"), r"template\.variables is '\[1\]': expected a JSON object"),
+        (TemplateValues(variables="{"), r"template\.variables is '\{': expected a JSON object"),
+        (TemplateValues(today="28.11.2026"), r"template\.today is '28\.11\.2026': expected a date"),
+    ],
+)
+def test_malformed_values_are_named(values: TemplateValues, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        read_template_values(values)
