@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-START_LIMIT_S = 120
+START_LIMIT_S = 300
 FOLDER_PREFIX = "forage-ray-"
 LONGEST_SOCKET = f"{FOLDER_PREFIX}12345678/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 """As long as the path of any socket of a Ray below the folder of temporary files."""

@@ -9,12 +9,26 @@ import typer
 
 from forage_common.text.console import TextConsole
 
-app = typer.Typer(help="Fetch models that are small enough for a CPU.", no_args_is_help=True)
+app = typer.Typer(
+    help="Look at a model before it is trained; fetch one that is small enough for a CPU.", no_args_is_help=True
+)
 
 
 @app.callback()
 def _group() -> None:
-    """Fetch models that are small enough for a CPU."""
+    """Look at a model before it is trained; fetch one that is small enough for a CPU."""
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+    help="Say what a model's chat template and tokenizer do to training, what Forage does about it, and what to set."
+    " Options: [bold]forage model check --help[/].",
+)
+def check(context: typer.Context) -> None:
+    from forage_cli.commands.forwarded import run_in_service
+
+    run_in_service("trainer", "forage_trainer.model_check", context.args)
 
 
 @app.command()

@@ -86,12 +86,21 @@ class ChatTemplate:
         from jinja2 import meta
         from transformers.utils.chat_template_utils import _compile_jinja_template
 
-        templates = self._tokenizer.chat_template
         found: set[str] = set()
-        for template in templates.values() if isinstance(templates, Mapping) else [templates]:
+        for template in self._texts:
             environment = _compile_jinja_template(template).environment
             found |= meta.find_undeclared_variables(environment.parse(template))
         return found
+
+    @property
+    def has_generation_marks(self) -> bool:
+        """Whether the template says which of its text the assistant generates."""
+        return any(re.search(r"{%-?\s*generation\b", text) for text in self._texts)
+
+    @property
+    def _texts(self) -> list[str]:
+        templates = self._tokenizer.chat_template
+        return list(templates.values() if isinstance(templates, Mapping) else [templates])
 
     def _try(self, chat: Chat, variables: Mapping[str, Any] | None, today: date | None) -> str:
         try:

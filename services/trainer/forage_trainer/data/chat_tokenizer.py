@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from forage_common.errors import DataError
 from forage_common.settings import Settings
@@ -10,8 +12,27 @@ from forage_common.telemetry.logs import get_logger
 from forage_common.text.chat_template import ChatTemplate, TemplateError
 from forage_common.text.observation import escape_controls
 from forage_records.questions import RejectedPromptError
+from forage_trainer.data.template_facts import Level, list_matters
 
 _CHUNK = 1024
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Load the tokenizer of a model folder, with its chat template.
+
+    Raises:
+        DataError: it cannot be loaded, or has no chat template.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"model folder {folder}: its tokenizer cannot be loaded ({reason})") from None
+    if not getattr(tokenizer, "chat_template", None):
+        raise DataError(f"model folder {folder}: its tokenizer has no chat template: add chat_template.jinja")
+    return tokenizer
 
 
 class ChatTokenizer:
@@ -23,26 +44,13 @@ class ChatTokenizer:
         Raises:
             DataError: the tokenizer cannot be loaded, or has no chat template.
         """
-        from transformers import AutoTokenizer
-
-        folder, self._data = settings.model.path, settings.data
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        except (OSError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise DataError(f"model folder {folder}: its tokenizer cannot be loaded ({reason})") from None
-        if not getattr(self._tokenizer, "chat_template", None):
-            raise DataError(f"model folder {folder}: its tokenizer has no chat template: add chat_template.jinja")
+        self._data = settings.data
+        self._tokenizer = load_tokenizer(settings.model.path)
         self._controls = [token.content for token in self._tokenizer.added_tokens_decoder.values() if token.special]
         self._template = ChatTemplate(self._tokenizer)
-        if unread := self._template.find_unread(self._data.apply_chat_template_kwargs):
-            names, known = ", ".join(unread), ", ".join(sorted(self._template.find_variables()))
-            get_logger().warning(
-                "template_variables_unread",
-                setting="data.apply_chat_template_kwargs",
-                names=names,
-                detail=f"the chat template of {folder} never reads {names}: it reads {known}",
-            )
+        for fact in list_matters(self._template, settings):
+            write = get_logger().warning if fact.level is Level.WARNING else get_logger().info
+            write("chat_template", topic=fact.topic, detail=fact.describe())
 
     @property
     def pad_id(self) -> int:
