@@ -12,7 +12,16 @@ from forage_common.errors import UnavailableError
 from forage_common.settings import Settings
 from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem
 from forage_common.v1.rollout_pb2 import RunStreamResponse
-from forage_common.v1.trajectory_pb2 import Document, Policy, Prompt, Provenance, Score, Status, TrajectoryGroup
+from forage_common.v1.trajectory_pb2 import (
+    Document,
+    Policy,
+    Prompt,
+    Provenance,
+    Sampling,
+    Score,
+    Status,
+    TrajectoryGroup,
+)
 from forage_rollout.agent import Agent
 from forage_rollout.engine.openai import ResponseHead
 from forage_rollout.loop.generation import Generation, Request
@@ -81,6 +90,9 @@ class AgentBackend:
         self.dead = False
         self.dispatchers: list[Snapshot] = []
         self.passed: list[tuple[str, str, list[tuple[str, str]], bytes]] = []
+
+    async def check_sampling(self, sampling: Sampling) -> None:
+        """Lines are said whatever the sampling is."""
 
     async def run_group(self, prompt: Prompt) -> TrajectoryGroup:
         if self.dead:

@@ -21,7 +21,7 @@ from waiting import wait_until_async
 from forage_common.clients.calls import RefusedError
 from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_common.telemetry.health import Health
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_common.v1.trajectory_pb2 import Policy, Sampling
 from forage_probe.completions import CompletionsClient, Continuations
 from forage_probe.contexts import CONNECTIVE
 from forage_rollout.engine.endpoint_engine import EndpointEngine
@@ -128,6 +128,28 @@ async def test_errors_of_vllm_reach_the_client(parts: Parts) -> None:
         await parts.client.chat.completions.create(model=parts.model, messages=CHAT, temperature=-1)
     with pytest.raises(openai.BadRequestError, match="768"):
         await parts.client.completions.create(model=parts.model, prompt="a" * 4000)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"temperature": 2.5}, r"temperature must be in \[0, 2\], got 2\.5"),
+        ({"temperature": 0, "n": 2}, "n must be 1 when using greedy sampling, got 2"),
+        ({"max_tokens": 2, "extra_body": {"min_tokens": 3}}, "min_tokens must be less than or equal to max_tokens=2"),
+        ({"extra_body": {"top_k": -5}}, "top_k must be 0"),
+    ],
+)
+async def test_bounds_of_vllm_are_told_in_its_words(parts: Parts, values: dict[str, Any], words: str) -> None:
+    calls: Any = ((parts.client.chat.completions, {"messages": CHAT}), (parts.client.completions, {"prompt": "a"}))
+    for call, asked in calls:
+        with pytest.raises(openai.BadRequestError, match=words) as caught:
+            await call.create(model=parts.model, **asked, **values)
+        assert caught.value.body["type"]
+    parameter, said = parts.engine.check_sampling(Sampling(temperature=2.5))
+    assert (parameter, said) == ("temperature", "temperature must be in [0, 2], got 2.5")
+    assert parts.engine.check_sampling(Sampling(temperature=2, top_p=0.5)) == ("", "")
+    with pytest.raises(RefusedError, match="temperature must be in"):
+        await parts.engine.generate(Request([5], 4, 2.5, 1.0, -1, None))
 
 
 async def test_a_client_that_disconnects_ends_its_generation(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,16 @@ def check_environments(settings: Settings) -> None:
     """Check that each environment class can be loaded, in the Python environment of the rollout service."""
     if not settings.rollout.environments:
         return
-    command = [str(find_interpreter(Program.ROLLOUT)), "-m", "forage_rollout.environments", "--config", "/dev/stdin"]
+    _ask_rollout("forage_rollout.environments", settings)
+
+
+def check_sampling(settings: Settings) -> None:
+    """Check that vLLM takes what the settings sample with, in the Python environment of the rollout service."""
+    _ask_rollout("forage_rollout.engine.sampling_check", settings)
+
+
+def _ask_rollout(module: str, settings: Settings) -> None:
+    command = [str(find_interpreter(Program.ROLLOUT)), "-m", module, "--config", "/dev/stdin"]
     # The settings are resolved: variables of the shell must not override the command line again.
     environ = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
     done = subprocess.run(
