@@ -152,6 +152,41 @@ async def test_bounds_of_vllm_are_told_in_its_words(parts: Parts, values: dict[s
         await parts.engine.generate(Request([5], 4, 2.5, 1.0, -1, None))
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_chat_that_is_sent_again_keeps_its_tokens_or_says_where_they_differ(parts: Parts, stream: bool) -> None:
+    chats = parts.client.chat.completions.with_raw_response
+    messages = [{"role": "user", "content": f"the search {stream}"}]
+    before: list[int] = []
+    seen = set()
+    for turn in range(4):
+        asked: Any = {"model": parts.model, "messages": messages, "max_tokens": 16, "seed": turn + 1, "temperature": 1}
+        raw = await chats.create(**asked, stream=stream, extra_body={"return_token_ids": True})
+        reply: Any = raw.parse()
+        if stream:
+            chunks = [chunk async for chunk in reply]
+            prompt = next(ids for chunk in chunks if (ids := getattr(chunk, "prompt_token_ids", None)))
+            choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
+            text = "".join(choice.delta.content or "" for choice in choices)
+        else:
+            prompt, choices = reply.prompt_token_ids, reply.choices
+            text = choices[0].message.content
+        history = raw.headers.get("forage-history")
+        seen.add(history)
+        if turn == 0:
+            assert history is None
+        elif history == "exact":
+            assert prompt[: len(before)] == before
+        else:
+            same = int(history.removeprefix("changed-from="))
+            assert prompt[:same] == before[:same]
+            assert prompt[same] != before[same]
+        before = prompt + [token for choice in choices for token in getattr(choice, "token_ids", None) or ()]
+        messages = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": "and?"}]
+    assert "exact" in seen, seen
+    raw = await chats.create(model=parts.model, messages=[*CHAT, {"role": "assistant", "content": "x"}, *CHAT])
+    assert raw.headers["forage-history"] == "unknown"
+
+
 async def test_a_client_that_disconnects_ends_its_generation(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     aborted, abort = [], parts.engine.llm.abort
 

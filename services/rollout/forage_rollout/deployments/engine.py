@@ -94,9 +94,9 @@ class EngineDeployment:
         return self._engine.check_sampling(Sampling.FromString(sampling))
 
     async def forward_openai(
-        self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
+        self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes, chat: str = ""
     ) -> AsyncGenerator[ResponseHead | bytes, None]:
-        """Yield (status, headers), then the parts of the body."""
+        """Yield (status, headers), then the parts of the body; `chat` is for the router, which sends it here."""
         async for part in self._openai.forward_openai(method, path, headers, body):
             yield part
 

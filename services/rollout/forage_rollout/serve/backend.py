@@ -13,8 +13,9 @@ from forage_common.telemetry.health import Health
 from forage_common.v1.rollout_pb2 import RunStreamResponse
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Sampling, TrajectoryGroup
 from forage_policies.announcement import PolicyError
+from forage_rollout.chats.memory import name_chat
 from forage_rollout.deployments.cluster import Cluster
-from forage_rollout.engine.openai import ResponseHead
+from forage_rollout.engine.openai import CHATS, ResponseHead
 from forage_rollout.engine.sampling_parameters import RefusedSamplingError
 from forage_rollout.metrics import RolloutCollector, Snapshot
 from forage_rollout.weights.policy import find_oldest, is_newer
@@ -91,7 +92,10 @@ class ServeBackend:
     ) -> AsyncGenerator[ResponseHead | bytes, None]:
         """Answer a request to the engine's OpenAI-compatible endpoints: (status, headers), then the body in parts."""
         engine = self._cluster.get_handle("Engine").options(stream=True)
-        async with aclosing(_iterate_reply(engine.forward_openai.remote(method, path, list(headers), body))) as parts:
+        # The turns of a chat go to the replica that remembers its tokens.
+        chat = name_chat(body) if path == CHATS else ""
+        reply = engine.forward_openai.remote(method, path, list(headers), body, chat=chat)
+        async with aclosing(_iterate_reply(reply)) as parts:
             async for part in parts:
                 yield part
 

@@ -35,7 +35,8 @@ from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.tracing import SpanKind
 from forage_common.text.terminal import printable
 from forage_common.v1.trajectory_pb2 import Prompt
-from forage_rollout.engine.openai import PATHS
+from forage_rollout.chats.serving import HEADER
+from forage_rollout.engine.openai import CHATS, PATHS
 from forage_rollout.engine.sampling_parameters import RefusedSamplingError
 from forage_rollout.prompt_checks import InvalidPromptError, check_prompt
 from forage_rollout.serve.backend import ServeBackend, ServiceState
@@ -48,6 +49,17 @@ PING_INTERVAL_S = 15
 _PROTECTED_PREFIX = "/v1/"
 _FORWARDED_HEADERS = ("content-type", "accept")
 _REFUSALS = (400, 401, 403, 408, 413, 422, 503)
+_HISTORY = {
+    "headers": {
+        HEADER: {
+            "schema": {"type": "string"},
+            "description": "Only where the history has replies. exact: the prompt begins with the tokens from which the"
+            " last of them was sampled, and with its own. changed-from=N: the template or the client has rewritten the"
+            " history, and token N of the prompt, counted from 0, is the first that is another one. unknown: this"
+            " replica has sampled none of them, or has forgotten it.",
+        }
+    }
+}
 
 
 def make_app(
@@ -111,7 +123,8 @@ def make_app(
         return StreamingResponse(_iterate_and_close(parts), status, sent)
 
     for path, method in PATHS.items():
-        app.add_api_route(path, forward, methods=[method], responses={**refusals}, response_model=None)
+        replies = refusals | ({200: _HISTORY} if path == CHATS else {})
+        app.add_api_route(path, forward, methods=[method], responses=replies, response_model=None)
     return app
 
 
