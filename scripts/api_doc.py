@@ -86,6 +86,8 @@ def render_http_section(service: str, description: Mapping[str, Any]) -> str:
         for method, operation in methods.items():
             if text := operation.get("description"):
                 lines.append(f"\n`{method.upper()} {path}`: {_line(text)}")
+            for name, header in operation["responses"].get("200", {}).get("headers", {}).items():
+                lines.append(f"\nHeader `{name}` of its reply: {_line(header['description'])}")
     for name, schema in schemas.items():
         lines.append(f"\n### `{name}`\n")
         if text := schema.get("description"):

@@ -17,6 +17,7 @@ from forage_common.v1.trajectory_pb2 import (
     Policy,
     Prompt,
     Provenance,
+    Sampling,
     Score,
     Status,
     TemplateValues,
@@ -90,6 +91,9 @@ class AgentBackend:
         self.dead = False
         self.dispatchers: list[Snapshot] = []
         self.passed: list[tuple[str, str, list[tuple[str, str]], bytes]] = []
+
+    async def check_sampling(self, sampling: Sampling) -> None:
+        """Lines are said whatever the sampling is."""
 
     async def run_group(self, prompt: Prompt) -> TrajectoryGroup:
         if self.dead:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -103,6 +104,9 @@ class ScriptedDeployment(EngineDeployment):
     async def check_health(self) -> None:
         pass
 
+    async def forward_openai(self, *request: Any, chat: str = "") -> AsyncGenerator[Any, None]:
+        yield os.getpid()
+
     async def fail(self, pid: int, why: str) -> None:
         if pid == os.getpid():
             self._engine.out_of_service = why
@@ -163,6 +167,10 @@ class CallerDeployment:
         engines = await self.engines()
         requests = [Request([1, 2], tokens, 0.5, 0.9, 7, 11, ("</x>",), 2, name) for name in names]
         return [done.token_ids[0] for done in await asyncio.gather(*map(engines.generate, requests))]
+
+    async def chat(self, names: list[str]) -> list[int]:
+        forward = self._handle.options(stream=True).forward_openai
+        return [await anext(aiter(forward.remote("GET", "/", [], b"", chat=name))) for name in names]
 
     async def repeated(self) -> int:
         return (await self.engines()).counts.generations_repeated

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date
 from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
@@ -31,7 +32,15 @@ _UNITS = {
 }
 """End of a setting's name → its unit."""
 
-_TYPES = {bool: "boolean", int: "integer", float: "number", str: "text", Path: "path", NoneType: "null"}
+_TYPES = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "text",
+    date: "date",
+    Path: "path",
+    NoneType: "null",
+}
 _LIMITS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -14,9 +15,10 @@ _PLAIN_ASSISTANT = "Assistant:"
 
 
 class Role(StrEnum):
-    """Who wrote a span."""
+    """Who wrote a span; `OPENING` is what the chat template wrote in the model's name, see `join_opening`."""
 
     PROMPT = "prompt"
+    OPENING = "opening"
     MODEL = "model"
     ENV = "env"
 
@@ -26,6 +28,21 @@ class Span(NamedTuple):
 
     role: Role
     text: str
+
+
+def join_opening(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Make what the chat template wrote in the model's name the beginning of the model's own span that follows it."""
+    joined: list[Span] = []
+    opening = ""
+    for role, text in spans:
+        if role is Role.OPENING:
+            opening += text
+        elif role is Role.MODEL:
+            joined.append(Span(role, opening + text))
+            opening = ""
+        else:
+            joined.append(Span(role, text))
+    return tuple(joined)
 
 
 class Action(StrEnum):

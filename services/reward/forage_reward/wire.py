@@ -8,7 +8,7 @@ from functools import lru_cache
 from forage_common.text.enums import name_value
 from forage_common.v1 import reward_pb2, trajectory_pb2
 from forage_reward.score import Component, Score, Status
-from forage_reward.trajectory import Action, GroundTruth, Role, Span, TrajectoryView, Turn
+from forage_reward.trajectory import Action, GroundTruth, Role, Span, TrajectoryView, Turn, join_opening
 
 _ROLES = {
     trajectory_pb2.ROLE_PROMPT: Role.PROMPT,
@@ -34,30 +34,22 @@ class InvalidItemError(ValueError):
 
 
 def read_view(item: reward_pb2.ScoreItem) -> TrajectoryView:
-    """Read the trajectory of an item. What the chat template wrote in the model's name is the model's.
+    """Read the trajectory of an item.
 
     Raises:
         InvalidItemError: a span without an author, no span of the model, or a turn without an action.
     """
     spans = []
     has_model_span = False
-    opening = ""
     for index, span in enumerate(item.spans):
-        role = _ROLES.get(span.role)
+        role = Role.OPENING if span.opening else _ROLES.get(span.role)
         if role is None:
             raise InvalidItemError(f"span {index} has no known role ({span.role}): set prompt, model or env")
-        if span.opening:
-            opening += span.text
-            continue
-        if role is Role.MODEL:
-            has_model_span = True
-            spans.append(Span(role, opening + span.text))
-            opening = ""
-        else:
-            spans.append(Span(role, span.text))
+        has_model_span = has_model_span or role is Role.MODEL
+        spans.append(Span(role, span.text))
     if not has_model_span:
         raise InvalidItemError("no span was written by the model, so there is nothing to score")
-    return TrajectoryView(tuple(spans), item.end_of_turn, tuple(map(_read_turn, item.turns)))
+    return TrajectoryView(join_opening(spans), item.end_of_turn, tuple(map(_read_turn, item.turns)))
 
 
 def _read_turn(turn: trajectory_pb2.Turn) -> Turn:

@@ -9,9 +9,6 @@ from forage_common.v1.trajectory_pb2 import Prompt, Sampling
 from forage_rollout.environments.loading import BUILT_IN, EXPECTED
 
 MAX_SAMPLES = 1024
-MAX_TEMPERATURE = 100.0
-"""Everything is as likely there. An engine divides by it as float32, where 1e39 is infinite."""
-
 MAX_TOP_K = 2**31 - 1
 """The largest number that a prompt holds; no vocabulary is larger."""
 
@@ -56,15 +53,13 @@ def check_prompt(prompt: Prompt, vocabulary: int = 0) -> None:
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Return if an engine can sample so.
+    """Return if the values mean something; bounds of its own an engine tells itself.
 
     Raises:
         InvalidPromptError: a value is outside its range.
     """
-    if not 0 <= sampling.temperature <= MAX_TEMPERATURE:
-        raise InvalidPromptError(
-            "prompt.sampling.temperature", sampling.temperature, f"0 (greedy) to {MAX_TEMPERATURE:g}"
-        )
+    if not 0 <= sampling.temperature < math.inf:
+        raise InvalidPromptError("prompt.sampling.temperature", sampling.temperature, "0 (greedy) or more")
     if not 0 <= sampling.top_p <= 1:
         raise InvalidPromptError("prompt.sampling.top_p", sampling.top_p, "more than 0, at most 1; or 0 = unset")
     if sampling.top_k < -1:

@@ -25,12 +25,12 @@ from forage_common.telemetry.logs import get_logger
 from forage_records.events import EventKind, EventLog
 from forage_records.questions import Questions, read_questions
 from forage_records.training import check_training
+from forage_trainer.chats.chat_tokenizer import ChatTokenizer
 from forage_trainer.checkpoints.rollbacks import RolledBackError
 from forage_trainer.checkpoints.start import require_resumable
 from forage_trainer.checkpoints.upload import open_upload
 from forage_trainer.columns.decoder import GroupDecoder
 from forage_trainer.data.batcher import BatchTimeoutError, StaleGroupsError
-from forage_trainer.data.chat_tokenizer import ChatTokenizer
 from forage_trainer.data.dataset import make_batches, report_questions
 from forage_trainer.data.routes import EnvironmentCheck, check_rewards
 from forage_trainer.shifts import ShiftError, Shifts

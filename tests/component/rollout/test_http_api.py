@@ -21,7 +21,9 @@ from forage_common.security.tokens import TokenFile
 from forage_common.settings import EngineSettings, RolloutSettings, Settings
 from forage_common.telemetry import tracing
 from forage_common.telemetry.health import Health
-from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+from forage_common.v1.trajectory_pb2 import Sampling, TrajectoryGroup
+from forage_rollout.engine.sampling_parameters import RefusedSamplingError, find_refusal
+from forage_rollout.engine.stops import StopTexts
 from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.http_api import MAX_BODY_BYTES, make_app
 
@@ -163,6 +165,29 @@ async def test_a_bad_question_is_refused_by_field(
     error = response.json()["error"]
     assert (error["type"], error["param"]) == ("invalid_request", field)
     assert sentence in error["message"]
+
+
+class VllmBackend(AgentBackend):
+    """`AgentBackend` that asks vLLM for its bounds, as an engine does."""
+
+    async def check_sampling(self, sampling: Sampling) -> None:
+        parameter, words = find_refusal(sampling, StopTexts({}))
+        if words:
+            raise RefusedSamplingError(words, parameter)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_the_engine_does_not_take_is_refused_in_its_words(
+    settings: Settings, engine: LineEngine, state: ServiceState, stream: bool
+) -> None:
+    async with open_client(make_app(VllmBackend(settings, engine), state, settings)) as client:
+        response = await client.post("/v1/ask", json={"question": "x", "temperature": 2.5, "stream": stream})
+        assert response.status_code == 400
+        words = {"message": "temperature must be in [0, 2], got 2.5", "type": "invalid_request", "param": "temperature"}
+        assert response.json() == {"error": words}
+        assert not engine.asked
+        response = await client.post("/v1/ask", json={"question": "x", "temperature": 2, "top_k": 3, "stream": stream})
+        assert response.status_code == 200
 
 
 async def test_a_question_may_name_its_environment(client: httpx.AsyncClient, engine: LineEngine) -> None:

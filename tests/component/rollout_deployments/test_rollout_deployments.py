@@ -38,6 +38,13 @@ def test_a_group_goes_to_one_replica_and_groups_to_all(caller: Any) -> None:
     assert caller.many.remote(names, 5).result(timeout_s=200) == served, "later turns find the same replica"
 
 
+def test_the_turns_of_a_chat_go_to_one_replica_and_chats_to_all(caller: Any) -> None:
+    names = [f"chat-{i}" for i in range(12)]
+    homes = caller.chat.remote(names).result(timeout_s=200)
+    assert len(set(homes)) == REPLICAS
+    assert caller.chat.remote(names).result(timeout_s=200) == homes
+
+
 def test_no_process_of_a_local_ray_listens_for_other_machines(caller: Any) -> None:
     caller.many.remote(["group"], 1).result(timeout_s=200)  # replicas open their ports before they answer
     found = list_listening(os.getpid())

@@ -14,7 +14,7 @@ from trainer_parts import build_question
 from forage_common.errors import DataError
 from forage_common.settings import Settings
 from forage_records.questions import Questions, read_questions
-from forage_trainer.data.chat_tokenizer import ChatTokenizer
+from forage_trainer.chats.chat_tokenizer import ChatTokenizer
 
 STRICT = (
     "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"

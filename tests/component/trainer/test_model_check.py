@@ -18,7 +18,8 @@ TURNS = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + 
 BEGIN = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 THINKER = (  # opens the thought, leaves earlier ones out of the history, strips the assistant's text
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
-    "{{ m.content.split('</think>')[-1].strip() if m.role == 'assistant' else m.content }}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{{ m.content.split('</think>')[-1].strip() if m.role == 'assistant' else m.content }}"
+    "{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
     "{{ '<think>\n' if enable_thinking is not defined or enable_thinking else '<think>\n\n</think>\n\n' }}{% endif %}"
 )
@@ -105,7 +106,7 @@ def test_what_cannot_be_checked_is_said_in_a_sentence(tmp_path: Path, repository
         list_facts(broken, settings)
     with pytest.raises(DataError, match="its tokenizer cannot be loaded"):
         list_facts(tmp_path / "nothing", settings)
-    with pytest.raises(DataError, match="--template .* cannot be read"):
+    with pytest.raises(DataError, match=r"--template .* cannot be read"):
         list_facts(broken, settings, tmp_path / "nothing.jinja")
 
 

@@ -1,4 +1,4 @@
-"""The check of environments, in the environment of the rollout service."""
+"""The checks of environments and of sampling, in the environment of the rollout service."""
 
 from __future__ import annotations
 
@@ -29,3 +29,15 @@ def test_an_environment_that_cannot_be_loaded_is_named_with_its_data_source(
         preflight.check_environments(load_from_environment(file))
     expected = "ModuleNotFoundError: No module named 'nowhere'"
     assert str(error.value) == f"rollout.environments.kg ({file}): {expected}"
+
+
+def test_a_sampling_that_vllm_refuses_is_named_with_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORAGE__ROLLOUT__TEMPERATURE", "7")
+    preflight.check_sampling(Settings())
+    preflight.check_sampling(Settings(rollout=RolloutSettings(temperature=1.5)))
+    with pytest.raises(UserError) as error:
+        preflight.check_sampling(Settings(rollout=RolloutSettings(temperature=3)))
+    assert str(error.value) == (
+        "rollout.temperature = 3.0: vLLM cannot sample so for training (temperature must be in [0, 2], got 3.0): "
+        "set rollout.temperature to what vLLM takes"
+    )

@@ -21,7 +21,7 @@ from waiting import wait_until_async
 from forage_common.clients.calls import RefusedError
 from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_common.telemetry.health import Health
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_common.v1.trajectory_pb2 import Policy, Sampling
 from forage_probe.completions import CompletionsClient, Continuations
 from forage_probe.contexts import CONNECTIVE
 from forage_rollout.engine.endpoint_engine import EndpointEngine
@@ -129,6 +129,63 @@ async def test_errors_of_vllm_reach_the_client(parts: Parts) -> None:
         await parts.client.chat.completions.create(model=parts.model, messages=CHAT, temperature=-1)
     with pytest.raises(openai.BadRequestError, match="768"):
         await parts.client.completions.create(model=parts.model, prompt="a" * 4000)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"temperature": 2.5}, r"temperature must be in \[0, 2\], got 2\.5"),
+        ({"temperature": 0, "n": 2}, "n must be 1 when using greedy sampling, got 2"),
+        ({"max_tokens": 2, "extra_body": {"min_tokens": 3}}, "min_tokens must be less than or equal to max_tokens=2"),
+        ({"extra_body": {"top_k": -5}}, "top_k must be 0"),
+    ],
+)
+async def test_bounds_of_vllm_are_told_in_its_words(parts: Parts, values: dict[str, Any], words: str) -> None:
+    calls: Any = ((parts.client.chat.completions, {"messages": CHAT}), (parts.client.completions, {"prompt": "a"}))
+    for call, asked in calls:
+        with pytest.raises(openai.BadRequestError, match=words) as caught:
+            await call.create(model=parts.model, **asked, **values)
+        assert caught.value.body["type"]
+    parameter, said = parts.engine.check_sampling(Sampling(temperature=2.5))
+    assert (parameter, said) == ("temperature", "temperature must be in [0, 2], got 2.5")
+    assert parts.engine.check_sampling(Sampling(temperature=2, top_p=0.5)) == ("", "")
+    with pytest.raises(RefusedError, match="temperature must be in"):
+        await parts.engine.generate(Request([5], 4, 2.5, 1.0, -1, None))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_chat_that_is_sent_again_keeps_its_tokens_or_says_where_they_differ(parts: Parts, stream: bool) -> None:
+    chats = parts.client.chat.completions.with_raw_response
+    messages = [{"role": "user", "content": f"the search {stream}"}]
+    before: list[int] = []
+    seen = set()
+    for turn in range(4):
+        asked: Any = {"model": parts.model, "messages": messages, "max_tokens": 16, "seed": turn + 1, "temperature": 1}
+        raw = await chats.create(**asked, stream=stream, extra_body={"return_token_ids": True})
+        reply: Any = raw.parse()
+        if stream:
+            chunks = [chunk async for chunk in reply]
+            prompt = next(ids for chunk in chunks if (ids := getattr(chunk, "prompt_token_ids", None)))
+            choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
+            text = "".join(choice.delta.content or "" for choice in choices)
+        else:
+            prompt, choices = reply.prompt_token_ids, reply.choices
+            text = choices[0].message.content
+        history = raw.headers.get("forage-history")
+        seen.add(history)
+        if turn == 0:
+            assert history is None
+        elif history == "exact":
+            assert prompt[: len(before)] == before
+        else:
+            same = int(history.removeprefix("changed-from="))
+            assert prompt[:same] == before[:same]
+            assert prompt[same] != before[same]
+        before = prompt + [token for choice in choices for token in getattr(choice, "token_ids", None) or ()]
+        messages = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": "and?"}]
+    assert "exact" in seen, seen
+    raw = await chats.create(model=parts.model, messages=[*CHAT, {"role": "assistant", "content": "x"}, *CHAT])
+    assert raw.headers["forage-history"] == "unknown"
 
 
 async def test_a_client_that_disconnects_ends_its_generation(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:

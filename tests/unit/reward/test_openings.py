@@ -10,6 +10,7 @@ import pytest
 
 from forage_common.v1.reward_pb2 import ScoreItem
 from forage_common.v1.trajectory_pb2 import Role, Span
+from forage_reward.command.dumps import read_row
 from forage_reward.registry import bind_reward
 from forage_reward.score import Score
 from forage_reward.trajectory import GroundTruth
@@ -58,3 +59,16 @@ def test_a_turn_that_the_template_begins_earns_what_the_whole_turn_does(end: dic
         assert found == score(reward, prompt, "", [opening + sampled[0], *sampled[1:]])
         if is_thought and not prompt.lower().endswith("assistant:"):  # after which no format is valid
             assert found.total == pytest.approx(EARNED[reward, kind][searches]), (reward, kind, searches)
+
+
+def test_a_validations_rows_are_scored_as_its_trajectories_were() -> None:
+    row = {
+        "spans": [
+            {"role": "prompt", "text": "Question: who?<|im_start|>assistant\n"},
+            {"role": "opening", "text": "<think>\n"},
+            {"role": "model", "text": LAST["right"].removeprefix("<think>\n")},
+        ],
+        "targets": ["Oslo"],
+    }
+    found = read_row(row)
+    assert bind_reward("search_r1_format", {}, "here")(found.view, found.truth).total == 1.0

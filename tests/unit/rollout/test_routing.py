@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+from ray.serve._private.common import DeploymentID, ReplicaID, RequestMetadata
+from ray.serve.request_router import PendingRequest
+
+from forage_rollout.deployments.routing import OUT_OF_SERVICE, EngineRouter
 from forage_rollout.links.affinity import LOAD_FACTOR, MIN_CAPACITY, order_replicas, rank_replicas
 
 REPLICAS = [f"replica-{i}" for i in range(4)]
@@ -50,3 +57,36 @@ def test_excess_load_goes_to_the_next_replica_in_the_ranking() -> None:
 
 def test_without_a_name_the_least_loaded_comes_first() -> None:
     assert order_replicas("", {"a": 3, "b": 0, "c": 2}) == ["b", "c", "a"]
+
+
+class IdleRouter(EngineRouter):
+    """The router without a Serve around it, of replicas without requests."""
+
+    def __init__(self) -> None:
+        pass
+
+    @property
+    def replica_queue_len_cache(self) -> Any:
+        return {}
+
+
+async def route(chat: str, lost: str = "") -> list[str]:
+    replicas: Any = [
+        SimpleNamespace(
+            replica_id=ReplicaID(name, DeploymentID("Engine")),
+            routing_stats={OUT_OF_SERVICE: "altered"} if name == lost else {},
+        )
+        for name in REPLICAS
+    ]
+    keywords = {"chat": chat} if chat else {}
+    request = PendingRequest(args=["POST"], kwargs=keywords, metadata=RequestMetadata("1", "1"))
+    ranks = await IdleRouter().choose_replicas(replicas, request)
+    return [replica.replica_id.unique_id for rank in ranks for replica in rank]
+
+
+@pytest.mark.parametrize("chat", NAMES[:4])
+async def test_the_turns_of_a_chat_prefer_its_replica_while_it_is_in_service(chat: str) -> None:
+    order = rank_replicas(chat, REPLICAS)
+    assert await route(chat) == order
+    assert await route(chat, lost=order[0]) == [*order[1:], order[0]]
+    assert await route("") == REPLICAS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import subprocess
 from collections.abc import Iterable
 from contextlib import closing
@@ -14,13 +15,15 @@ from forage_common.addresses import bind_socket
 from forage_common.errors import DataError, UserError
 from forage_common.files.corpus import read_rows
 from forage_common.files.lucene import explain_lucene
-from forage_common.files.model_folder import check_model_folder
+from forage_common.files.model_folder import check_model_folder, read_chat_template
 from forage_common.settings import ENV_PREFIX, Settings
 from forage_common.text.terminal import echo
 from forage_records.training import check_training
 
 _SPACE_GIB = 0.5
 _PASSAGES = 100_000
+_NOTEWORTHY = re.compile(r"think|thought|strftime_now|assistant:", re.IGNORECASE)
+"""What a chat template has that may matter to a run; most have none of it, and asking takes seconds."""
 
 
 def check_all(settings: Settings, programs: Iterable[Program]) -> None:
@@ -101,7 +104,24 @@ def check_environments(settings: Settings) -> None:
     """Check that each environment class can be loaded, in the Python environment of the rollout service."""
     if not settings.rollout.environments:
         return
-    command = [str(find_interpreter(Program.ROLLOUT)), "-m", "forage_rollout.environments", "--config", "/dev/stdin"]
+    _ask(Program.ROLLOUT, "forage_rollout.environments", settings)
+
+
+def check_sampling(settings: Settings) -> None:
+    """Check that vLLM takes what the settings sample with, in the Python environment of the rollout service."""
+    _ask(Program.ROLLOUT, "forage_rollout.engine.sampling_check", settings)
+
+
+def find_template_problems(settings: Settings) -> list[str]:
+    """What of the chat template matters to a run, a line each: the trainer is asked where there may be anything."""
+    if not settings.data.apply_chat_template_kwargs and not _NOTEWORTHY.search(read_chat_template(settings.model.path)):
+        return []
+    return _ask(Program.TRAINER, "forage_trainer.model_check.short", settings).splitlines()
+
+
+def _ask(program: Program, module: str, settings: Settings) -> str:
+    """Run a check in the Python environment of a service; returns what it prints."""
+    command = [str(find_interpreter(program)), "-m", module, "--config", "/dev/stdin"]
     # The settings are resolved: variables of the shell must not override the command line again.
     environ = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
     done = subprocess.run(
@@ -109,6 +129,7 @@ def check_environments(settings: Settings) -> None:
     )
     if done.returncode:
         raise UserError(done.stderr.strip())
+    return done.stdout
 
 
 def check_space(folder: Path) -> None:

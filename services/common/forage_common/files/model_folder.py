@@ -46,6 +46,21 @@ def read_end_of_turn(folder: Path) -> str:
     return str(token.get("content", "") if isinstance(token, dict) else token or "")
 
 
+def read_chat_template(folder: Path) -> str:
+    """Read the text of a folder's chat template, or of several one after the other; empty if it has none."""
+    try:
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder}/chat_template.jinja cannot be read ({error}): {_REMEDY}") from None
+    try:
+        found = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template", "")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder}/tokenizer_config.json cannot be read ({error}): {_REMEDY}") from None
+    return found if isinstance(found, str) else json.dumps(found)
+
+
 def list_weight_files(folder: Path) -> list[str]:
     """List the names of a model folder's weight files: one, or the shards of its index.
 

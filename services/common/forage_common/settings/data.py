@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
@@ -49,7 +49,7 @@ class DataSettings(Section):
     )
     train_batch_size: int = Field(16, ge=1, description="Prompts (groups) of an optimizer step")
     val_max_samples: int = Field(-1, description="Most validation questions that are used; -1: all")
-    apply_chat_template_kwargs: dict[str, JsonValue] = Field(
+    apply_chat_template_kwargs: Annotated[dict[str, JsonValue], "map of values"] = Field(
         default_factory=dict,
         description="Variables for the model's chat template, such as {enable_thinking: false}; `forage model check`"
         " lists those that it reads",

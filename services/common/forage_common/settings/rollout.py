@@ -152,7 +152,9 @@ class RolloutSettings(Section):
     n: int = Field(8, ge=1, le=1024, description="Samples per prompt (group size)")
     temperature: float = Field(1.0, ge=0, description="Sampling temperature; 0: greedy; training needs 0.01 or more")
     top_p: float = Field(1.0, gt=0, le=1, description="Probability of the tokens sampled from; training needs 1")
-    top_k: int = Field(-1, description="Most likely tokens sampled from; -1: all, which training needs")
+    top_k: int = Field(
+        -1, ge=-(2**31), lt=2**31, description="Most likely tokens sampled from; -1: all, which training needs"
+    )
     max_turns: int = Field(3, ge=0, description="Most turns with an action; one final generation without may follow")
     max_start_length: int = Field(256, ge=1, description="Length of the initial prompt; the last tokens are kept")
     max_prompt_length: int = Field(640, ge=1, description="Length of the context of a turn; the last tokens are kept")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forage_reward.parsing.raw_text import ASSISTANT_MARKER, PLAIN_MARKER, split_spans
-from forage_reward.trajectory import Action, GroundTruth, Role, Span, TrajectoryView, Turn
+from forage_reward.trajectory import Action, GroundTruth, Role, Span, TrajectoryView, Turn, join_opening
 
 
 class RowError(ValueError):
@@ -85,8 +85,8 @@ def _read_spans(row: Mapping[str, Any]) -> tuple[Span, ...]:
         except RowError:
             raise
         except (TypeError, KeyError, ValueError):
-            raise RowError(f"span {index} is not {{role: prompt|model|env, text: …}}") from None
-    return tuple(spans)
+            raise RowError(f"span {index} is not {{role: prompt|opening|model|env, text: …}}") from None
+    return join_opening(spans)
 
 
 def _read_turn(turn: Any) -> Turn:

@@ -16,7 +16,7 @@ from forage_common.streams.client import StreamClient
 from forage_common.streams.history import open_history
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import list_waits
-from forage_common.v1.trajectory_pb2 import Policy, Replica
+from forage_common.v1.trajectory_pb2 import Policy, Replica, Sampling
 from forage_rollout.background import supervise
 from forage_rollout.core.arguments import build_environment
 from forage_rollout.core.process import prepare_fork
@@ -89,10 +89,14 @@ class EngineDeployment:
         """The name of this replica, and what it serves and refuses as a serialized `Replica`."""
         return self._replica, (self._follower.describe() if self._follower else Replica()).SerializeToString()
 
+    async def check_sampling(self, sampling: bytes) -> tuple[str, str]:
+        """What the engine refuses of a serialized `Sampling`; see `VllmEngine.check_sampling`."""
+        return self._engine.check_sampling(Sampling.FromString(sampling))
+
     async def forward_openai(
-        self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
+        self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes, chat: str = ""
     ) -> AsyncGenerator[ResponseHead | bytes, None]:
-        """Yield (status, headers), then the parts of the body."""
+        """Yield (status, headers), then the parts of the body; `chat` is for the router, which sends it here."""
         async for part in self._openai.forward_openai(method, path, headers, body):
             yield part
 

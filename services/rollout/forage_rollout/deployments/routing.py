@@ -17,10 +17,12 @@ from forage_rollout.links.doors import update_doors
 
 OUT_OF_SERVICE = "out_of_service"
 """Routing statistic that a replica reports: why it refuses to generate; empty while it serves."""
+CHAT = "chat"
+"""Argument of a call: the name of a chat, whose turns go to one replica while its load allows it."""
 
 
 class EngineRouter(RequestRouter):  # type: ignore[misc]
-    """Prefers the replica with the fewest requests; those out of service come last.
+    """Prefers the replica with the fewest requests, for a named chat its own; those out of service come last.
 
     Where there are no others, their refusal tells the caller the reason.
     """
@@ -35,12 +37,14 @@ class EngineRouter(RequestRouter):  # type: ignore[misc]
     ) -> list[list[RunningReplica]]:
         """The replicas in the order in which they are tried, one a rank. Serve calls this by its name."""
         await asyncio.sleep(0)  # requests routed before are sent now, and count as load
+        chat = ""
         if pending_request is not None:
+            chat = pending_request.kwargs.get(CHAT, "")
             # Without it Serve retries in a busy loop when no replica takes the request.
             pending_request.routing_context.should_backoff = True
         replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         lengths = self.replica_queue_len_cache
         loads = {key: lengths.get(replica.replica_id) or 0 for key, replica in replicas.items()}
-        order = order_replicas("", loads)
+        order = order_replicas(chat, loads)
         order.sort(key=lambda key: bool(replicas[key].routing_stats.get(OUT_OF_SERVICE)))
         return [[replicas[key]] for key in order]

@@ -12,7 +12,7 @@ from forage_common.errors import SettingsError, UnavailableError
 from forage_common.files.model_folder import read_end_of_turn
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
-from forage_common.v1.trajectory_pb2 import Policy, TemplateValues
+from forage_common.v1.trajectory_pb2 import Policy, Sampling, TemplateValues
 from forage_policies.announcement import PolicyError, describe_policy
 from forage_rollout.engine.chat import render_chat
 from forage_rollout.engine.endpoint import Dialect, Endpoint, restore_stop_text
@@ -100,6 +100,10 @@ class EndpointEngine:
                 self._ended.notify_all()
         self._meter.counts.sampled_tokens += len(generation.token_ids)
         return generation
+
+    def check_sampling(self, sampling: Sampling) -> tuple[str, str]:
+        """Nothing is refused in the name of an endpoint, which knows its bounds itself."""
+        return "", ""
 
     async def release(self, affinity: str) -> None:
         """An endpoint holds nothing for an affinity."""

@@ -10,8 +10,12 @@ from typing import Any
 from forage_common.files.template_values import build_template_values, read_template_values
 from forage_common.settings import Settings
 from forage_common.text.chat_template import CLOCK, read_clock
+from forage_rollout.chats.memory import ChatMemory
+from forage_rollout.chats.serving import HEADER, build_chat_class, recalled
+from forage_rollout.loop.tokens import FileTokenizer
 
-PATHS = {"/v1/models": "GET", "/v1/chat/completions": "POST", "/v1/completions": "POST"}
+CHATS = "/v1/chat/completions"
+PATHS = {"/v1/models": "GET", CHATS: "POST", "/v1/completions": "POST"}
 """Path → method of the requests that are forwarded."""
 
 ResponseHead = tuple[int, list[tuple[str, str]]]
@@ -52,11 +56,13 @@ class OpenAiRoutes:
                 return
             if message["type"] == "http.response.start":
                 raw = message.get("headers", ())
-                await parts.put((message["status"], [(k.decode("latin-1"), v.decode("latin-1")) for k, v in raw]))
+                names = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in raw]
+                await parts.put((message["status"], names + [(HEADER, str(one)) for one in recalled.get()]))
             elif message.get("body"):
                 await parts.put(message["body"])
 
         async def answer() -> None:
+            recalled.set([])
             try:
                 await self._app(_build_scope(method, path, headers), receive, send)
             finally:
@@ -97,7 +103,6 @@ def _build_app(llm: Any, settings: Settings) -> Any:
     """vLLM's routes for `PATHS` and its error handlers, as an ASGI application."""
     from fastapi import FastAPI
     from vllm.entrypoints.openai.chat_completion.api_router import router as chat
-    from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
     from vllm.entrypoints.openai.completion.api_router import router as completion
     from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
     from vllm.entrypoints.openai.models.api_router import router as models
@@ -119,7 +124,8 @@ def _build_app(llm: Any, settings: Settings) -> Any:
     app = FastAPI(openapi_url=None)
     app.state.args = Namespace(log_error_stack=False)
     app.state.openai_serving_models = served
-    app.state.openai_serving_chat = OpenAIServingChat(llm, served, "assistant", **common, **template)
+    memory = ChatMemory(FileTokenizer(settings.model.path), llm.model_config.max_model_len)
+    app.state.openai_serving_chat = build_chat_class(memory)(llm, served, "assistant", **common, **template)
     # Replies say how many prompt tokens the prefix cache held: `forage probe` counts them.
     app.state.openai_serving_completion = OpenAIServingCompletion(
         llm, served, enable_prompt_tokens_details=True, **common

@@ -14,7 +14,7 @@ from typing import Any
 from forage_common.files.model_folder import list_weight_files
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
-from forage_common.v1.trajectory_pb2 import Policy, TemplateValues
+from forage_common.v1.trajectory_pb2 import Policy, Sampling, TemplateValues
 from forage_policies.announcement import PolicyError, describe_policy
 from forage_policies.tensors import SUFFIX, read_headers
 from forage_rollout.core.arguments import build_arguments, build_environment
@@ -23,6 +23,7 @@ from forage_rollout.engine.chat import render_chat
 from forage_rollout.engine.engine_counts import EngineCounts, Meter
 from forage_rollout.engine.generation_pause import GenerationPause
 from forage_rollout.engine.leases import Leases
+from forage_rollout.engine.sampling_parameters import build_parameters, find_refusal
 from forage_rollout.engine.scheduler_watch import SchedulerWatch
 from forage_rollout.engine.stager import Stager, call_living
 from forage_rollout.engine.stops import StopTexts
@@ -123,6 +124,7 @@ class VllmEngine:
         Raises:
             NotServingError: see `out_of_service`; or the engine has died.
             EngineLostError: the engine died while it sampled this.
+            RefusedSamplingError: vLLM does not take a sampling parameter.
         """
         if self.out_of_service:
             raise NotServingError(self.out_of_service)
@@ -137,6 +139,10 @@ class VllmEngine:
         finally:
             if not request.affinity:
                 await self._leases.release(lease)
+
+    def check_sampling(self, sampling: Sampling) -> tuple[str, str]:
+        """See `find_refusal`."""
+        return find_refusal(sampling, self._stops)
 
     async def release(self, affinity: str) -> None:
         """End an affinity: no more requests of it will come. Only drain mode uses this."""
@@ -167,23 +173,9 @@ class VllmEngine:
 
     async def _sample(self, request: Request, adapter: Adapter | None) -> Any:
         """vLLM's final `RequestOutput`."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        parameters = SamplingParams(
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=request.top_k,
-            seed=request.seed,
-            max_tokens=request.max_tokens,
-            min_tokens=request.min_tokens,
-            logprobs=0,
-            flat_logprobs=True,
-            skip_special_tokens=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            **self._stops.build_arguments(request.stop),
-        )
+        parameters = build_parameters(request, self._stops)
         try:
             async for output in self._llm.generate(
                 {"prompt_token_ids": request.token_ids},

@@ -11,10 +11,12 @@ from typing import Any
 from forage_common.errors import ForageError, UnavailableError
 from forage_common.telemetry.health import Health
 from forage_common.v1.rollout_pb2 import RunStreamResponse
-from forage_common.v1.trajectory_pb2 import Policy, Prompt, TrajectoryGroup
+from forage_common.v1.trajectory_pb2 import Policy, Prompt, Sampling, TrajectoryGroup
 from forage_policies.announcement import PolicyError
+from forage_rollout.chats.memory import name_chat
 from forage_rollout.deployments.cluster import Cluster
-from forage_rollout.engine.openai import ResponseHead
+from forage_rollout.engine.openai import CHATS, ResponseHead
+from forage_rollout.engine.sampling_parameters import RefusedSamplingError
 from forage_rollout.metrics import RolloutCollector, Snapshot
 from forage_rollout.weights.policy import find_oldest, is_newer
 
@@ -30,6 +32,20 @@ class ServeBackend:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+
+    async def check_sampling(self, sampling: Sampling) -> None:
+        """Return if the engine can sample so.
+
+        Raises:
+            RefusedSamplingError: it cannot; the message has its words.
+        """
+        answer = self._cluster.get_handle("Engine").check_sampling.remote(sampling.SerializeToString())
+        try:
+            parameter, words = await answer
+        except Exception as error:
+            raise _translate(error) from error
+        if words:
+            raise RefusedSamplingError(words, parameter)
 
     async def run_group(self, prompt: Prompt) -> TrajectoryGroup:
         """Run every sample of the prompt."""
@@ -76,7 +92,10 @@ class ServeBackend:
     ) -> AsyncGenerator[ResponseHead | bytes, None]:
         """Answer a request to the engine's OpenAI-compatible endpoints: (status, headers), then the body in parts."""
         engine = self._cluster.get_handle("Engine").options(stream=True)
-        async with aclosing(_iterate_reply(engine.forward_openai.remote(method, path, list(headers), body))) as parts:
+        # The turns of a chat go to the replica that remembers its tokens.
+        chat = name_chat(body) if path == CHATS else ""
+        reply = engine.forward_openai.remote(method, path, list(headers), body, chat=chat)
+        async with aclosing(_iterate_reply(reply)) as parts:
             async for part in parts:
                 yield part
 

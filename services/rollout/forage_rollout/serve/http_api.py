@@ -35,7 +35,9 @@ from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.tracing import SpanKind
 from forage_common.text.terminal import printable
 from forage_common.v1.trajectory_pb2 import Prompt
-from forage_rollout.engine.openai import PATHS
+from forage_rollout.chats.serving import HEADER
+from forage_rollout.engine.openai import CHATS, PATHS
+from forage_rollout.engine.sampling_parameters import RefusedSamplingError
 from forage_rollout.prompt_checks import InvalidPromptError, check_prompt
 from forage_rollout.serve.backend import ServeBackend, ServiceState
 from forage_rollout.serve.http_messages import Answer, Ask, Problem, Refusal, build_answer, build_event
@@ -46,6 +48,18 @@ BODY_TIMEOUT_S = 20.0
 PING_INTERVAL_S = 15
 _PROTECTED_PREFIX = "/v1/"
 _FORWARDED_HEADERS = ("content-type", "accept")
+_REFUSALS = (400, 401, 403, 408, 413, 422, 503)
+_HISTORY = {
+    "headers": {
+        HEADER: {
+            "schema": {"type": "string"},
+            "description": "Only where the history has replies. exact: the prompt begins with the tokens from which the"
+            " last of them was sampled, and with its own. changed-from=N: the template or the client has rewritten the"
+            " history, and token N of the prompt, counted from 0, is the first that is another one. unknown: this"
+            " replica has sampled none of them, or has forgotten it.",
+        }
+    }
+}
 
 
 def make_app(
@@ -72,19 +86,21 @@ def make_app(
         needs_certificate=needs_certificate,
         protects=is_protected,
     )
-    for error in (RequestValidationError, HTTPException, InvalidPromptError, UnavailableError):
+    for error in (RequestValidationError, HTTPException, InvalidPromptError, RefusedSamplingError, UnavailableError):
         app.add_exception_handler(error, _refuse)
-    refusals: dict[int | str, dict[str, Any]] = {code: {"model": Refusal} for code in (401, 403, 408, 413, 422, 503)}
+    refusals: dict[int | str, dict[str, Any]] = {code: {"model": Refusal} for code in _REFUSALS}
     events = {"content": {"text/event-stream": {}, "application/json": {"schema": Answer.model_json_schema()}}}
 
     async def ask(body: Ask, request: Request) -> Response:
         """The policy's answer to a question, with its searches.
 
-        With `stream` the events are `turn`, `observation`, and at the end `done` (the whole answer) or `error`.
+        With `stream` the events are `turn`, `observation`, and at the end `done` (the whole answer) or `error`. 400 has
+        the engine's own words on a sampling parameter that it does not take.
         """
         prompt = body.build_prompt(settings)
         check_prompt(prompt)
         state.require_running()
+        await backend.check_sampling(prompt.sampling)
         parent = request.headers.get(tracing.HEADER, "")
         if body.stream:
             return EventSourceResponse(_stream_events(backend, prompt, parent), ping=PING_INTERVAL_S)
@@ -107,7 +123,8 @@ def make_app(
         return StreamingResponse(_iterate_and_close(parts), status, sent)
 
     for path, method in PATHS.items():
-        app.add_api_route(path, forward, methods=[method], responses={**refusals}, response_model=None)
+        replies = refusals | ({200: _HISTORY} if path == CHATS else {})
+        app.add_api_route(path, forward, methods=[method], responses=replies, response_model=None)
     return app
 
 
@@ -189,6 +206,8 @@ def _refuse(_: Request, error: Exception) -> Response:
     match error:
         case InvalidPromptError():
             return _build_refusal(422, str(error), "invalid_request", error.field)
+        case RefusedSamplingError():
+            return _build_refusal(400, str(error), "invalid_request", error.parameter or None)
         case UnavailableError():
             get_logger().warning("request_refused", detail=str(error))
             return _build_refusal(503, str(error), "unavailable", headers={"Retry-After": "1"})

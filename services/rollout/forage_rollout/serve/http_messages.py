@@ -24,7 +24,7 @@ from forage_common.v1.trajectory_pb2 import (
     TrajectoryGroup,
 )
 from forage_rollout.environments.loading import BUILT_IN, EXPECTED
-from forage_rollout.prompt_checks import MAX_SAMPLES, MAX_TEMPERATURE, MAX_TOP_K
+from forage_rollout.prompt_checks import MAX_SAMPLES, MAX_TOP_K
 
 _ACTION_NAMES = {
     ActionKind.ACTION_KIND_INVALID: "invalid",
@@ -62,7 +62,7 @@ class Ask(_StrictModel):
     data_source: Text | None = Field(None, description="selects the environment; unset = that of the first reward")
     environment: Text = Field("", description="a built-in environment instead of the data source's")
     samples: int = Field(1, ge=1, le=MAX_SAMPLES)
-    temperature: float = Field(0.0, ge=0, le=MAX_TEMPERATURE, allow_inf_nan=False, description="0 = greedy")
+    temperature: float = Field(0.0, ge=0, allow_inf_nan=False, description="0 = greedy")
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(-1, ge=-1, le=MAX_TOP_K, description="-1 or 0 = all")
     seed: int = Field(0, ge=0, lt=2**63, description="of the first sample, the next ones follow; 0 = unseeded")

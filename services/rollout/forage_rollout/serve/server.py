@@ -29,9 +29,10 @@ from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import list_waits, waiting
 from forage_isolation.support import list_notes
 from forage_rollout import environments
-from forage_rollout.core.arguments import check_before_start
+from forage_rollout.core import arguments
 from forage_rollout.deployments.cluster import LOST_AFTER_S, Cluster, open_cluster
 from forage_rollout.deployments.readiness import watch_services
+from forage_rollout.engine import sampling_check
 from forage_rollout.engine.endpoint_engine import check_endpoint
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.loop.trajectory_builder import Limits
@@ -52,7 +53,7 @@ def main(settings: Settings) -> None:
 
     Raises:
         UserError: the model folder is incomplete, a limit does not fit, an environment cannot be loaded, vLLM has no
-            such argument, a file of tokens or keys is wrong, or a port is in use.
+            such argument or does not sample so, a file of tokens or keys is wrong, or a port is in use.
     """
     check_server(settings.tls, "rollout service")
     check_model_folder(settings.model.path, weights=not settings.rollout.engine.endpoint)
@@ -60,7 +61,8 @@ def main(settings: Settings) -> None:
     Limits.from_settings(settings.rollout, tokenizer)
     environments.load_environments(settings, RetrieverClient.from_settings(settings)).kill()
     asyncio.run(check_endpoint(settings))
-    check_before_start(settings.rollout.engine)
+    arguments.check_before_start(settings.rollout.engine)
+    sampling_check.check_before_start(settings)
     RunSignatures.verifying(settings.security, settings.run.id)  # a wrong key file is said now, not by each engine
     token = None if settings.rollout.auth_token_file is None else TokenFile(settings.rollout.auth_token_file)
     asyncio.run(_serve(settings, token, tokenizer.vocabulary_size))

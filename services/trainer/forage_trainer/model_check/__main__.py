@@ -19,8 +19,8 @@ from forage_common.telemetry.logs import configure_logs
 from forage_common.text.chat_template import ChatTemplate, TemplateError
 from forage_common.text.console import TextConsole
 from forage_common.text.terminal import printable
-from forage_trainer.data.chat_tokenizer import load_tokenizer
-from forage_trainer.data.template_facts import Fact, Level, TemplateProbe
+from forage_trainer.chats.chat_tokenizer import load_tokenizer
+from forage_trainer.chats.template_facts import Fact, Level, TemplateProbe
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 _LARGEST = 2 * 2**30

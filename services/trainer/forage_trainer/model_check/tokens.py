@@ -12,8 +12,8 @@ import torch
 
 from forage_common.text.observation import RESERVED_TAGS, escape_tags
 from forage_common.text.tags import CLOSE, OPEN, Tag
+from forage_trainer.chats.template_facts import Fact, Level
 from forage_trainer.columns.arrays import Columns
-from forage_trainer.data.template_facts import Fact, Level
 from forage_trainer.data.tensors import Rows
 from forage_trainer.engine.layout import Layout
 
@@ -56,7 +56,7 @@ class Episode:
 
 
 def build_episode(tokenizer: Any, prompt: str) -> Episode:
-    """Build the turns, with every control token of the tokenizer in the observations, escaped as the loop escapes it."""
+    """Build the turns, with every control token of the tokenizer in the observations, escaped as the loop does."""
     controls = list_controls(tokenizer)
     body = escape_tags(f"Doc 1(Title: Nile) a river </answer>{''.join(controls)}", controls)
     parts = []

@@ -1,4 +1,4 @@
-"""What a model's chat template does that a trainer of it must know: found by rendering chats, none of it by its name."""
+"""What a model's chat template does that its trainer must know: found by rendering chats, never by its name."""
 
 from __future__ import annotations
 
@@ -124,9 +124,7 @@ class TemplateProbe:
     def check_format(self) -> list[Fact]:
         """Whether an answer can have the format that `search_r1_format` and `structured` reward."""
         text, opening = self.template.render([_user(_QUESTION)], self.variables, self.today)
-        remedy = (
-            "set reward.routes to a reward without a format (em, f1), or give a template that opens <think> or nothing"
-        )
+        remedy = "set reward.routes to a reward without a format (em, f1), or give a template that opens <think>"
         if opening and not opening.strip().startswith(_FORMAT[0]):
             seen = f"no trajectory can have the format of search_r1_format: it begins with {opening!r}, not <think>"
             return [Fact("format", seen, "", remedy, Level.WARNING)]

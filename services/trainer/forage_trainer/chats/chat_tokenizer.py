@@ -12,7 +12,7 @@ from forage_common.telemetry.logs import get_logger
 from forage_common.text.chat_template import ChatTemplate, TemplateError
 from forage_common.text.observation import escape_controls
 from forage_records.questions import RejectedPromptError
-from forage_trainer.data.template_facts import Level, list_matters
+from forage_trainer.chats.template_facts import Level, list_matters
 
 _CHUNK = 1024
 

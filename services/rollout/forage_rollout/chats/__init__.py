@@ -1,0 +1,1 @@
+"""Chats of OpenAI clients, which keep the tokens that were sampled."""

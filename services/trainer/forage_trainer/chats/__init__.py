@@ -1,0 +1,1 @@
+"""The policy's tokenizer and chat template, as the trainer needs them."""
