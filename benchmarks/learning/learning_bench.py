@@ -109,7 +109,7 @@ def _is_done(recipe: Recipe, runs: Path, seed: int, base_port: int) -> bool:
     folder = runs / recipe.name / f"seed-{seed}"
     if not (folder / "summary.json").is_file():
         return False
-    same = [f"run.dir={folder.parent}", *shift_ports(base_port)]
+    same = [f"run.dir={folder.parent}", "data.template_date=null", *shift_ports(base_port)]
     return load_settings(folder / "settings.yaml", same) == recipe.resolved(runs, seed, base_port)
 
 

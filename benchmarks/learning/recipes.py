@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from forage_cli.datasets import countdown
 from forage_cli.local.stack import repository, shift_ports
 from forage_common.settings import Settings, load_settings
+
+OPENING = "data/opened_thought"
+"""The tiny policy with a chat template that opens the thought."""
 
 QUESTIONS = 300
 """Held-out questions that are asked before and after."""
@@ -33,7 +37,13 @@ class Recipe:
         return (*shared, f"data.val_max_samples={QUESTIONS}", *shift_ports(base_port), *self.overrides)
 
     def prepare(self) -> None:
-        """Make the countdown problems, as the file says, where they are missing; world facts make themselves."""
+        """Make what a recipe needs and what is missing; world facts make themselves."""
+        if self.name == "grpo_opening":
+            model = repository() / "models/tiny-policy"
+            folder = shutil.copytree(model, repository() / OPENING, dirs_exist_ok=True)
+            template = (model / "chat_template.jinja").read_text(encoding="utf-8").rstrip()
+            opened = "{% if add_generation_prompt %}<think>{% endif %}"
+            (folder / "chat_template.jinja").write_text(template + opened, encoding="utf-8")
         folder = repository() / "data" / "countdown_tiny"
         if self.name == "countdown" and not (folder / "manifest.json").is_file():
             countdown.build_countdown(folder, {"train": 4000, "test": 400}, [3], 99, 0, max_number=12)
@@ -66,6 +76,9 @@ RECIPES = {
             "demo.yaml",
             0.75,
             (*_GRPO, "trainer.algorithm.adv_estimator=grpo_multiturn", "reward.routes.world_facts.name=structured"),
+        ),
+        Recipe(
+            "grpo_opening", "GRPO, thought opened by the template", "demo.yaml", 0.8, (*_GRPO, f"model.path={OPENING}")
         ),
         Recipe("countdown", "countdown, GRPO", "countdown_tiny.yaml", 0.15, ()),
         Recipe(

@@ -28,6 +28,7 @@ from forage_rollout.engine.endpoint_engine import EndpointEngine
 from forage_rollout.engine.openai import OpenAiRoutes, ResponseHead
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.loop.generation import Request
+from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.http_api import make_app
 
@@ -61,8 +62,12 @@ class Parts:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def parts(make_model: Callable[[int], Path], char_codec: Any) -> AsyncIterator[Parts]:
     folder = make_model(0)
+    template = folder / "chat_template.jinja"
+    shouting = "{% if shout is defined %}{{ shout ~ strftime_now('%Y-%m-%d') }}{% endif %}"
+    template.write_text(template.read_text(encoding="utf-8").rstrip("\n") + shouting, encoding="utf-8")
     rollout = RolloutSettings(engine=EngineSettings(max_model_len=768, max_num_seqs=64))
-    settings = Settings(model=ModelSettings(path=folder), rollout=rollout, security=ANYWHERE_HERE)
+    data = {"template_date": "2001-02-03"}
+    settings = Settings(model=ModelSettings(path=folder), rollout=rollout, security=ANYWHERE_HERE, data=data)
     engine = VllmEngine(settings)
     backend = EngineBackend(settings, LineEngine(char_codec()), OpenAiRoutes(engine.llm, settings))
     app = make_app(backend, ServiceState(Health(), running=True), settings)
@@ -105,6 +110,17 @@ async def test_chats_and_completions_answer_with_and_without_stream(parts: Parts
     assert len(completion.choices[0].logprobs.token_logprobs) == 12
     stream = await parts.client.completions.create(**asked, stream=True)
     assert "".join([chunk.choices[0].text async for chunk in stream]) == completion.choices[0].text
+
+
+async def test_a_request_has_variables_of_its_own_and_the_template_the_date_of_the_run(parts: Parts) -> None:
+    chat: Any = {"model": parts.model, "messages": CHAT, "temperature": 0, "max_tokens": 1}
+    plain, shouted = [
+        await parts.client.chat.completions.create(**chat, extra_body={"return_token_ids": True, **more})
+        for more in ({}, {"chat_template_kwargs": {"shout": "aha"}})
+    ]
+    before, after = (reply.model_extra["prompt_token_ids"] for reply in (plain, shouted))
+    assert after[: len(before)] == before
+    assert FileTokenizer(parts.settings.model.path).decode(after[len(before) :]) == "aha2001-02-03"
 
 
 async def test_an_engine_at_an_endpoint_samples_the_same_tokens_as_the_engine(parts: Parts) -> None:
