@@ -22,7 +22,7 @@ def main(variable: str, path: str) -> None:
         OSError: no answer, or not the status 200.
     """
     listens, _, port = os.environ[variable].rpartition(":")
-    host = "[::1]" if listens == "[::]" else "127.0.0.1"
+    host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(listens, listens)
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     scheme = "http"
     if os.environ.get("FORAGE__TLS__CA"):

@@ -41,7 +41,7 @@ class Graph:
     @classmethod
     def from_file(cls, file: Path) -> Graph:
         """Read JSONL of {"head", "relation", "tail"}."""
-        rows = (json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())
+        rows = (json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line)
         return cls((row["head"], row["relation"], row["tail"]) for row in rows)
 
     def query(self, function: str, entity: str, relation: str = "") -> list[str]:

@@ -30,6 +30,7 @@ TRIPLES = [
     ("Lyon", "country", "France"),
     ("Paris", "country", "France"),
     ("Bonaire, Saba (Islands)", "capital", "Kralendijk"),
+    ("Saint-Denis\u2028\x85", "country", "Réunion"),  # ends no line of the file
 ]
 
 
@@ -50,7 +51,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory, free_address: Callable[[], s
     """host:port of a graph server of `TRIPLES`."""
     file, address = tmp_path_factory.mktemp("graph") / "triples.jsonl", free_address()
     rows = [dict(zip(("head", "relation", "tail"), triple, strict=True)) for triple in TRIPLES]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     with subprocess.Popen([sys.executable, str(EXAMPLE / "graph.py"), str(file), address]) as server:
         try:
             wait_until(lambda: server.poll() is not None or _answers(address))

@@ -13,11 +13,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from forage_common.errors import ForageError
 from forage_common.files.durable import detect_full_disk
+from forage_common.files.remote import UnknownAddressError, open_address
 from forage_common.text.redaction import redact_text
 from forage_policies.parallel import map_parallel
 
@@ -176,10 +176,9 @@ def delete_folder(uri: str) -> None:
 def _open(uri: str) -> tuple[Any, str]:
     """The file system of an address, and the folder's path in it."""
     try:
-        system, root = url_to_fs(uri)
-    except (ImportError, ValueError) as error:
-        raise StorageRefusedError(f"{uri}: no file system reads this address ({_shorten(error)})") from None
-    return system, str(root)
+        return open_address(uri)
+    except UnknownAddressError as error:
+        raise StorageRefusedError(f"{uri}: no file system reads this address ({error})") from None
 
 
 def _join(root: str, name: str) -> str:

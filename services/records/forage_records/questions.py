@@ -250,8 +250,11 @@ def _ground_truth(truth: dict[str, Any], where: str) -> GroundTruth:
     target = truth.get("target")
     if isinstance(target, int) and not isinstance(target, bool):
         numbers = _field(truth, "numbers", list, where, f"{column}.numbers")
-        if not all(isinstance(n, int) and n in _INT64 for n in numbers):
-            raise DataError(f"{where}: column '{column}.numbers' must hold integers, not {numbers!r}")
+        if target not in _INT64 or not numbers or not all(_is_integer(n) for n in numbers):
+            raise DataError(
+                f"{where}: column '{column}' must hold a target and a list of numbers, all integers of 64 bits, "
+                f"not {truth!r}"
+            )
         return GroundTruth(countdown_target=target, countdown_numbers=numbers)
     if isinstance(target, str):
         target = [target]
@@ -260,9 +263,13 @@ def _ground_truth(truth: dict[str, Any], where: str) -> GroundTruth:
     return GroundTruth(targets=target)
 
 
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value in _INT64
+
+
 def _field(row: dict[str, Any], name: str, kind: type, where: str, column: str) -> Any:
     value = row.get(name)
-    if not isinstance(value, kind):
-        words = {str: "text", int: "an integer", list: "a list", dict: "a struct"}
+    if not (_is_integer(value) if kind is int else isinstance(value, kind)):
+        words = {str: "text", int: "an integer of 64 bits", list: "a list", dict: "a struct"}
         raise DataError(f"{where}: column '{column}' must be {words[kind]}, not {value!r}")
     return value

@@ -224,6 +224,10 @@ def test_the_health_check_of_the_images_needs_no_certificate(
         assert run("/readyz") == 0
         assert run("/nothing") != 0
     assert run("/readyz") != 0
+    own = address.replace("127.0.0.1", "127.0.0.2")  # the address alone on which the service listens
+    environment["FORAGE__REWARD__HEALTH_ADDRESS"] = own
+    with serving(own, tls):
+        assert run("/readyz") == 0
 
 
 def test_plain_text_reads_no_authorities() -> None:

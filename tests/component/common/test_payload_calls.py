@@ -17,7 +17,7 @@ from waiting import WAIT_S
 
 from forage_common.errors import SettingsError, UnavailableError
 from forage_common.settings import RedisSettings, Settings
-from forage_common.streams import payloads
+from forage_common.streams import groups, payloads
 from forage_common.streams.client import Entry, StreamClient
 from forage_common.streams.payloads import FOLDER, Payloads
 from forage_common.v1.packed_pb2 import PackedGroup
@@ -120,6 +120,21 @@ def test_a_file_that_waits_for_redis_never_becomes_an_orphan(
     assert len(list_files(settings)) == 2, "the first one may be deleted at any time"
     list_files(settings)[0].unlink()
     assert [one.message for one in trainer.claim_groups(trainer.trajectories, 5, 0.1)] == [group]
+
+
+def test_a_call_that_is_never_repeated_is_forgotten(
+    trainer: StreamClient, connect: Connect, settings: Settings
+) -> None:
+    worker = connect()
+    first, second = claim(trainer, worker, 2)
+    with refuse_writes(settings.redis), pytest.raises(UnavailableError):
+        worker.finish(first, make_group())
+    assert list(worker._calls) == [first.id]
+    with patch.object(groups, "ORPHAN_S", -1.0):  # so long has it not been tried
+        assert worker.finish(second, make_group())
+    assert not worker._calls
+    assert worker._payloads is not None
+    assert not worker._payloads._written
 
 
 def test_an_entry_that_is_rejected_twice_leaves_one_copy(trainer: StreamClient, connect: Connect) -> None:

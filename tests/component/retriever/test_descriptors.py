@@ -80,8 +80,9 @@ def test_addresses_of_ipv6_are_listened_on(tmp_path: Path, host: str) -> None:
         for ask, address in zip(ASK, addresses, strict=True):
             assert address.startswith("[::1]:")
             ask(address)
+            port = split_address(address)[1]
             if host == "::":
-                ask(join_address("127.0.0.1", split_address(address)[1]))
-                environment = {"LISTENS": f"[::]:{split_address(address)[1]}"}
-                if ask is ask_http:  # as the images' health check does
-                    subprocess.run([sys.executable, CHECK, "LISTENS", "/readyz"], env=environment, check=True)
+                ask(join_address("127.0.0.1", port))
+            if ask is ask_http:  # as the images' health check does
+                environment = {"LISTENS": join_address(host, port)}
+                subprocess.run([sys.executable, CHECK, "LISTENS", "/readyz"], env=environment, check=True)

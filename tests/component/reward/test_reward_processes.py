@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from long_folder import make_long_folder
 from reward_process import Service, assert_sigterm_finishes_calls, build_batch, build_item
 from waiting import WAIT_S, wait_until
 
@@ -122,9 +123,7 @@ def test_sigterm_finishes_calls_in_flight_and_leaves_no_process(start: StartRewa
 def test_workers_start_where_the_folder_of_temporary_files_has_a_long_path(
     start: StartReward, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    temporary = tmp_path / ("d" * 90)
-    temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setenv("TMPDIR", make_long_folder(tmp_path))
     reply = start("reward.workers=2").open_stub().Score(build_batch(4), timeout=WAIT_S)
     assert [item.score.status for item in reply.items] == [OK] * 4
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from long_folder import make_long_folder
 from waiting import WAIT_S
 
 from forage_rollout.core import process as core_process
@@ -66,8 +67,6 @@ def test_vllm_starts_its_processes_itself_where_no_server_was_prepared(monkeypat
 
 
 def test_the_server_starts_where_the_folder_of_temporary_files_has_a_long_path(tmp_path: Path) -> None:
-    temporary = tmp_path / ("d" * 90)
-    temporary.mkdir()
     code = (
         "import tempfile\n"
         "from forage_rollout.core import process\n"
@@ -79,6 +78,6 @@ def test_the_server_starts_where_the_folder_of_temporary_files_has_a_long_path(t
         "core.join()\n"
         "assert core.exitcode == 0 and tempfile.gettempdir() == usual\n"
     )
-    environment = os.environ | {"TMPDIR": str(temporary)}
+    environment = os.environ | {"TMPDIR": make_long_folder(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "core"), done.stderr

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from long_folder import make_long_folder
 
 from forage_common.errors import UserError
 from forage_common.settings import load_settings
@@ -23,8 +24,6 @@ def test_an_address_without_ray_is_refused(monkeypatch: pytest.MonkeyPatch, free
 
 
 def test_ray_starts_where_the_folder_of_temporary_files_has_a_long_path(tmp_path: Path) -> None:
-    temporary = tmp_path / ("d" * 60)
-    temporary.mkdir()
     script = (
         "from forage_common.settings import load_settings\n"
         "from forage_trainer.launch.ray_launcher import _connect\n"
@@ -32,7 +31,6 @@ def test_ray_starts_where_the_folder_of_temporary_files_has_a_long_path(tmp_path
         "    import ray\n"
         "    print(ray.is_initialized())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=os.environ | {"TMPDIR": str(temporary)}, capture_output=True, text=True
-    )
+    environment = os.environ | {"TMPDIR": make_long_folder(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert done.stdout == "True\n", done.stderr

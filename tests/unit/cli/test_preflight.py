@@ -38,6 +38,10 @@ def give_golds(*golds: str, index: int = 0) -> dict[str, Any]:
     }
 
 
+def give_countdown(target: int, numbers: list[int]) -> dict[str, Any]:
+    return ROW | {"reward_model": {"style": "rule", "ground_truth": {"target": target, "numbers": numbers}}}
+
+
 def load_files(train: Path, val: Path | None = None, *overrides: str) -> Settings:
     files = [f"data.train_files=[{train}]", f"data.val_files=[{val or train}]"]
     sizes = ["data.train_batch_size=1", *(f"trainer.{model}.ppo_mini_batch_size=1" for model in ("actor", "critic"))]
@@ -46,7 +50,7 @@ def load_files(train: Path, val: Path | None = None, *overrides: str) -> Setting
 
 def test_a_broken_line_deep_in_a_corpus_is_named_by_its_number(tmp_path: Path) -> None:
     file = tmp_path / "corpus.jsonl"
-    file.write_text('{"id": "1", "contents": "x"}\n' * 2000 + "{oops\n")
+    file.write_text("".join(f'{{"id": {number}, "contents": "x"}}\n' for number in range(2000)) + "{oops\n")
     with pytest.raises(DataError, match=r"corpus\.jsonl:2001 is not JSON"):
         preflight.check_corpus(file)
 
@@ -71,14 +75,26 @@ def test_what_the_retriever_reads_is_a_corpus(tmp_path: Path) -> None:
         "numbers.jsonl": lines.encode(),
         "mark.jsonl": b"\xef\xbb\xbf" + lines.encode(),
         "blank.jsonl": b"\n" + lines.encode(),
+        "mark-blank.jsonl": b"\xef\xbb\xbf\r\n" + lines.encode(),
+        "windows.jsonl": lines.replace("\n", "\r\n").encode(),
         "packed.jsonl.gz": gzip.compress(lines.encode()),
-        "folder/part.jsonl": lines.encode(),
+        "capitals.JSONL.GZ": gzip.compress(lines.encode()),
+        "unpacked-by-name.jsonl": gzip.compress(lines.encode()),
+        "folder/part.JSONL": lines.encode(),
     }
-    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/no-file.jsonl").mkdir(parents=True)
+    (tmp_path / "folder/._part.jsonl").write_bytes(b"\0of macOS")
     for name, content in made.items():
         (tmp_path / name).write_bytes(content)
         preflight.check_corpus(tmp_path / name)
     preflight.check_corpus(tmp_path / "folder")
+
+
+def test_an_id_that_two_passages_have_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "corpus.jsonl"
+    file.write_text('{"id": 1, "contents": "x"}\n{"id": 2, "contents": "x"}\n{"id": "1", "contents": "x"}\n')
+    with pytest.raises(DataError, match=r"corpus\.jsonl:3: the passage has the id '1' of .*corpus\.jsonl:1: make ids"):
+        preflight.check_corpus(file)
 
 
 def test_a_missing_corpus_is_named_with_the_command_that_makes_one(tmp_path: Path) -> None:
@@ -106,6 +122,9 @@ def test_a_question_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
         ([ROW | {"reward_model": {"ground_truth": "Oslo"}}], r"row 0: column 'reward_model\.ground_truth' .* 'Oslo'"),
         ([ROW | {"extra_info": {"index": "0", "split": "train"}}], r"row 0: column 'extra_info\.index' .* '0'"),
         ([ROW | {"extra_info": {"index": 0.0, "split": "train"}}], r"row 0: column 'extra_info\.index' .* 0\.0"),
+        ([ROW | {"extra_info": {"index": True, "split": "train"}}], r"row 0: column 'extra_info\.index' .* True"),
+        ([give_countdown(3, [True, False])], r"row 0: column 'reward_model\.ground_truth' must hold .*True"),
+        ([give_countdown(3, [])], r"row 0: column 'reward_model\.ground_truth' must hold .*\[\]"),
         ([ROW, ROW], r"row 1: data_source, extra_info\.split and extra_info\.index repeat those of .* row 0"),
         ([ROW | {"data_source": 7}], r"row 0: column 'data_source' must be text, not 7"),
     ],
@@ -115,6 +134,23 @@ def test_what_the_trainer_refuses_is_refused_before_the_start(
 ) -> None:
     with pytest.raises(DataError, match=words):
         preflight.check_questions(load_files(write_rows(tmp_path / "q.parquet", *rows)))
+
+
+@pytest.mark.parametrize(
+    ("column", "names", "values"),
+    [("extra_info", ["index", "split"], ["train"]), ("ground_truth", ["target", "numbers"], [[1]])],
+)
+def test_a_number_of_64_bits_without_a_sign_is_refused_where_it_is_too_large(
+    tmp_path: Path, column: str, names: list[str], values: list[Any]
+) -> None:
+    large = pyarrow.StructArray.from_arrays([pyarrow.array([2**63], pyarrow.uint64()), pyarrow.array(values)], names)
+    if column == "ground_truth":
+        column, large = "reward_model", pyarrow.StructArray.from_arrays([large], [column])
+    table = pyarrow.Table.from_pylist([ROW])
+    table = table.set_column(table.schema.get_field_index(column), column, large)
+    pyarrow.parquet.write_table(table, tmp_path / "q.parquet")
+    with pytest.raises(DataError, match=rf"row 0: column '{column}.*64 bits, not .*9223372036854775808"):
+        preflight.check_questions(load_files(tmp_path / "q.parquet"))
 
 
 def test_too_few_questions_are_refused_before_the_start(tmp_path: Path) -> None:

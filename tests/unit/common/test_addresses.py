@@ -28,7 +28,8 @@ def test_a_setting_takes_addresses_of_ipv6_in_brackets(setting: str) -> None:
         for part in setting.split("."):
             node = getattr(node, part)
         assert node == address
-    for wrong in ("::1:24640", "[::1]", "[::g]:1", "[127.0.0.1]:1", "[::1:1", "retriever", "a b:1", "x:"):
+    ipv6 = ("::1:24640", "[::1]", "[::g]:1", "[127.0.0.1]:1", "[::1:1", "[::1]]:1", "[::1%eth0]:1")
+    for wrong in (*ipv6, "retriever", "a b:1", "x:", "a..b:1", f"{64 * 'x'}:1"):
         with pytest.raises(SettingsError, match=r"expected host:port, an address of IPv6 in brackets"):
             load_settings(overrides=[f"{setting}='{wrong}'"], environ={})
     with pytest.raises(SettingsError, match="there is no port 65536: give one up to 65535"):

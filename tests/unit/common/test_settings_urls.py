@@ -30,7 +30,7 @@ def load(name: str, value: str) -> Settings:
 
 
 @pytest.mark.parametrize(
-    "login", [f":p@ss/w#{SECRET}", f"u:{SECRET}/x", f"u:x#{SECRET}", f"u:x?{SECRET}", f":{SECRET} x"]
+    "login", [f":p@ss/w#{SECRET}", f"u:{SECRET}/x", f"u:x#{SECRET}", f"u:x?{SECRET}", f":{SECRET} x", f"u:/{SECRET}"]
 )
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_login_that_is_not_encoded_is_refused_without_showing_it(name: str, login: str) -> None:
@@ -60,6 +60,11 @@ def test_an_encoded_login_is_accepted(name: str) -> None:
         f"unix://:{SECRET}/x@/tmp/redis.sock",
         f"redis:///{SECRET}@host:1",
         f"redis://:{SECRET * 60}#@host:1",
+        f"u:{SECRET}@host:1",
+        f":{SECRET}@host:1",
+        f"redis:/u:{SECRET}@host:1",
+        f"redis//:{SECRET}@host:1",
+        f"//u:{SECRET}@host:1",
     ],
 )
 def test_no_error_of_a_redis_url_shows_its_login(url: str) -> None:
@@ -87,6 +92,32 @@ def test_no_error_of_a_redis_url_shows_its_login(url: str) -> None:
 )
 def test_an_at_sign_that_ends_no_login_is_accepted(name: str, url: str) -> None:
     load(name, url)
+
+
+@pytest.mark.parametrize("url", ["localhost:6379", "[::1]:6379", "http://[::1]:6379", "redis+cluster://a"])
+def test_the_error_of_a_redis_url_says_what_one_looks_like(url: str) -> None:
+    with pytest.raises(SettingsError, match=r"expected redis://\[user\[:password\]@\]host:port/database, .*brackets"):
+        load("redis.url", url)
+
+
+@pytest.mark.parametrize("name", ["rollout.engine.endpoint", "tracing.endpoint"])
+def test_no_error_of_another_url_without_its_scheme_shows_its_login(name: str) -> None:
+    with pytest.raises(SettingsError, match=rf"setting '{name}' .*not shown") as error:
+        load(name, f"u:{SECRET}@host:1/v1")
+    assert SECRET not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["rollout.engine.endpoint", "retriever.encoder.url", "tracing.endpoint"])
+def test_a_web_address_without_a_host_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match=rf"setting '{name}' .*no host"):
+        load(name, "http:///v1")
+
+
+@pytest.mark.parametrize("override", [f"redis.url: redis://:{SECRET}@host:1", f"redis.url redis://:{SECRET}@host:1"])
+def test_what_is_no_override_is_named_up_to_its_value(override: str) -> None:
+    with pytest.raises(SettingsError, match=r"'redis\.url[: ]' is not a setting: write key\.key=value") as error:
+        load_settings(overrides=[override], environ={})
+    assert SECRET not in str(error.value)
 
 
 def test_an_error_of_yaml_names_the_place_and_does_not_quote_the_line(tmp_path: Path) -> None:

@@ -62,6 +62,14 @@ def read_records(file: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_row(command: Command, dump: Path) -> None:
+    dump.write_bytes(b"\xef\xbb\xbf" + dump.read_bytes())
+    command("score", dump.name, "--reward", "em", "-o", "file.jsonl")
+    command("score", "-", "--reward", "em", "-o", "stdin.jsonl", stdin=dump.read_text())
+    for file in ("file.jsonl", "stdin.jsonl"):
+        assert [row["total"] for row in read_records(dump.with_name(file))] == [1.0, 1.0, 0.0]
+
+
 def test_list_names_every_reward_and_its_parameters(command: Command) -> None:
     shown = command("list").stdout
     for name, reward in REWARDS.items():

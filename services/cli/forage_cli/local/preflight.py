@@ -68,10 +68,14 @@ def check_corpus(path: Path) -> None:
     """Check that the corpus has passages, as the retriever reads them: the first `_PASSAGES`; the retriever checks all.
 
     Raises:
-        DataError: a file cannot be read, or a line is not a passage.
+        DataError: a file cannot be read, a line is not a passage, or two passages have one id.
     """
+    places: dict[str, str] = {}
     with closing(read_rows(path)) as rows:
-        if not sum(1 for _ in itertools.islice(rows, _PASSAGES)):
+        for where, fields, _ in itertools.islice(rows, _PASSAGES):
+            if (first := places.setdefault(str(fields["id"]), where)) != where:
+                raise DataError(f"{where}: the passage has the id {fields['id']!r} of {first}: make ids unique")
+        if not places:
             raise DataError(f"data.corpus {path} is empty: make one with 'forage data world' or give another")
 
 

@@ -1,6 +1,7 @@
 """Reads the files of a corpus: JSON objects with `id`, `contents` (`"Title"`, newline, text) and any other fields.
 
-A corpus is JSON lines (`.jsonl`, `.jsonl.gz`), Parquet (`.parquet`), or a folder of such files, read in order of name.
+A corpus is a file of JSON lines, gzip of these, or Parquet, whatever its name; or a folder of such files (`.jsonl`,
+`.jsonl.gz`, `.parquet`), read in order of name.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from forage_common.files.parquet_rows import stream_parquet_rows
 
 MAX_LINE_BYTES = 64 * 2**20
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
+_BOM = b"\xef\xbb\xbf"
+_GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
+"""How files of these formats begin."""
 
 
 def read_rows(path: Path) -> Generator[tuple[str, dict[str, Any], bytes]]:
@@ -28,7 +32,7 @@ def read_rows(path: Path) -> Generator[tuple[str, dict[str, Any], bytes]]:
     try:
         for file in list_files(path):
             for number, line in enumerate(_read_lines(file), 1):
-                if line.strip():
+                if line.removeprefix(_BOM).strip():
                     where = f"{file}:{number}"
                     yield where, *_parse_row(line, where)
     except (OSError, EOFError, zlib.error) as error:
@@ -36,14 +40,15 @@ def read_rows(path: Path) -> Generator[tuple[str, dict[str, Any], bytes]]:
 
 
 def list_files(path: Path) -> list[Path]:
-    """The files of a corpus: the file itself, or those of a folder.
+    """The files of a corpus: the file itself, or those of a folder, without hidden ones, as of macOS.
 
     Raises:
         DataError: a folder has none.
     """
     if not path.is_dir():
         return [path]
-    files = sorted(file for file in path.iterdir() if file.name.endswith(_SUFFIXES))
+    names = (file for file in path.iterdir() if file.name.lower().endswith(_SUFFIXES))
+    files = sorted(file for file in names if file.is_file() and not file.name.startswith("."))
     if not files:
         raise DataError(f"folder {path} cannot be read as a corpus: it has no {', '.join(_SUFFIXES)} file")
     return files
@@ -56,14 +61,20 @@ def make_unreadable_error(path: Path, error: Exception) -> DataError:
 
 
 def _read_lines(file: Path) -> Iterator[bytes]:
-    if file.suffix == ".parquet":
+    suffix = file.suffix.lower()
+    if suffix == ".parquet" or _begins_with(file, _PARQUET):
         yield from stream_parquet_rows(file, "use `forage index build`, or write JSON lines")
         return
-    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+    with gzip.open(file) if suffix == ".gz" or _begins_with(file, _GZIP) else file.open("rb") as stream:
         while line := stream.readline(MAX_LINE_BYTES + 1):
             if len(line) > MAX_LINE_BYTES:
                 raise DataError(f"{file} has a line of more than {MAX_LINE_BYTES} bytes: write one JSON object a line")
             yield line
+
+
+def _begins_with(file: Path, magic: bytes) -> bool:
+    with file.open("rb") as stream:
+        return stream.read(len(magic)) == magic
 
 
 def _parse_row(line: bytes, where: str) -> tuple[dict[str, Any], bytes]:

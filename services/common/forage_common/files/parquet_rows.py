@@ -49,10 +49,10 @@ def stream_parquet_rows(file: Path, remedy: str) -> Generator[bytes]:
 
 
 def json_lines(file: Path) -> Iterator[str]:
-    """Every row as one line of JSON; values that JSON lacks are written as text.
+    """Every row as one line of JSON; values that JSON lacks are written as text, bytes as the text that they encode.
 
     Raises:
-        DataError: the file does not exist, or is not Parquet.
+        DataError: the file does not exist, is not Parquet, or has bytes that are not UTF-8, or a time beyond Python's.
     """
     import pyarrow
     from pyarrow import parquet
@@ -60,10 +60,14 @@ def json_lines(file: Path) -> Iterator[str]:
     try:
         for batch in parquet.ParquetFile(file).iter_batches(_BATCH):
             for row in batch.to_pylist():
-                yield json.dumps(row, default=str) + "\n"
-    except (OSError, pyarrow.ArrowException, ValueError) as error:  # of a name that is no text, too
+                yield json.dumps(row, default=_format_value) + "\n"
+    except (OSError, pyarrow.ArrowException, ValueError, OverflowError) as error:  # of a name that is no text, too
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"{file} cannot be read as Parquet ({reason}): give an existing Parquet file") from None
+
+
+def _format_value(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)  # texts of writers that do not mark them as such
 
 
 def main() -> None:

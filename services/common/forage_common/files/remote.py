@@ -1,30 +1,45 @@
-"""Files at an address of fsspec, which a setting names."""
+"""Files at an address of fsspec: a path, s3://, gs://, …"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from forage_common.errors import SettingsError
+from forage_common.errors import ForageError, SettingsError
 from forage_common.text.redaction import redact_text, redact_url
 
 
-def open_file_system(url: str, setting: str, environment: str = "") -> tuple[Any, str]:
-    """The file system of the URL of a setting, and the folder's path in it.
+class UnknownAddressError(ForageError):
+    """No installed file system has such addresses. The sentence says why, and holds no credentials."""
 
-    Args:
-        environment: whose packages decide which addresses can be read, such as "the trainer's"; empty: not said.
+
+def open_address(url: str) -> tuple[Any, str]:
+    """The file system of a path or URL, and the folder's path in it.
 
     Raises:
-        SettingsError: no installed file system has such addresses.
+        UnknownAddressError: see there.
     """
-    from fsspec.core import url_to_fs  # in the environments of trainer and rollout service alone
+    from fsspec.core import url_to_fs  # in the environments of trainer, rollout service, retriever and console alone
 
     try:
         system, root = url_to_fs(url)
     except (ImportError, ValueError) as error:
-        into = f" into {environment} environment" if environment else ""
-        raise SettingsError(
-            f"{setting} = '{redact_url(url)}' cannot be used ({redact_text(str(error))}): install what fsspec needs "
-            f"for it{into}, or give another address"
-        ) from None
+        raise UnknownAddressError(redact_text(" ".join(str(error).split()))) from None
     return system, str(root)
+
+
+def open_file_system(url: str, setting: str, environment: str) -> tuple[Any, str]:
+    """As `open_address`, for the URL of a setting.
+
+    Args:
+        environment: whose packages decide which addresses can be read, such as "the trainer's environment".
+
+    Raises:
+        SettingsError: no installed file system has such addresses.
+    """
+    try:
+        return open_address(url)
+    except UnknownAddressError as error:
+        raise SettingsError(
+            f"{setting} = '{redact_url(url)}' cannot be used ({error}): install what fsspec needs for it into "
+            f"{environment}, or give another address"
+        ) from None

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, AllowInfNan, BaseModel, BeforeValidator, ConfigDict, Field
 
 _CHAIN = re.compile(r"::(?=[a-z][a-z0-9+.-]*://)", re.IGNORECASE)
-_HOST = re.compile(r"(\[[0-9a-f:.%]*\]|[^:@\[\]\s]*)(:\d{0,5})?", re.IGNORECASE)
+_HOST = re.compile(r"(\[[0-9a-f:.%]*\]|[^:@\[\]\s]*)(:\d{1,5})?", re.IGNORECASE)
 _IS_REDIS = re.compile(r"rediss?(\+|$)|unix$", re.IGNORECASE)
 _IS_WEB = re.compile(r"https?$", re.IGNORECASE)
 
@@ -30,6 +30,7 @@ def check_address(address: str, other: str = "") -> str:
     try:
         if host.startswith("["):
             IPv6Address(host[1:-1])
+        host.encode("idna")  # as whoever connects does
         is_one = bool(re.fullmatch(ADDRESS, address))
     except ValueError:
         is_one = False
@@ -50,7 +51,7 @@ def check_url(url: object) -> object:
         scheme, _, rest = part.partition("://")
         authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
         later, (login, _, hosts) = rest[len(authority) :], authority.rpartition("@")
-        is_redis = bool(_IS_REDIS.match(scheme))
+        is_redis, is_web = bool(_IS_REDIS.match(scheme)), bool(_IS_WEB.match(scheme))
         is_cut = not _HOST.fullmatch(authority) or later[:1] == "#" or (is_redis and (authority or scheme != "unix"))
         if re.search(r"[\s\[\]\\]", login) or ("@" in later and is_cut):
             remedy = ", or leave the password out and set redis.password_file" if is_redis else ""
@@ -59,8 +60,10 @@ def check_url(url: object) -> object:
                 f"both (/ is %2F, # is %23, ? is %3F, @ is %40){remedy}"
             )
         try:
-            for host in hosts.split(",") if is_redis or _IS_WEB.match(scheme) else ():
+            for host in hosts.split(",") if is_redis or is_web else ():
                 urlsplit(f"//{host}").port  # noqa: B018 - raises where it is none
+            if is_web and not urlsplit(f"//{hosts}").hostname:
+                raise ValueError
             urlsplit(part if login else "")
         except ValueError:  # which quotes it
             raise ValueError("it has no host and port that can be read: expected host:port, up to 65535") from None

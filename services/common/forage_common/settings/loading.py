@@ -50,7 +50,8 @@ def load_settings(
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals:
-            raise SettingsError(f"'{override}' is not a setting: write key.key=value, for instance run.seed=1")
+            given = re.split(r"(?<=[:\s])", override, maxsplit=1)[0]  # what follows may be a password
+            raise SettingsError(f"'{given}' is not a setting: write key.key=value, for instance run.seed=1")
         _set_value(tree, key.split("."), _parse_value(value), key)
     return check_settings(tree)
 
@@ -165,9 +166,9 @@ def _describe_error(error: ValidationError) -> str:
     if isinstance(first["input"], Mapping):  # a rule between settings, whose sentence names them
         return f"{f'setting {name!r}: ' if name else ''}{sentence}{more}"
     value = first["input"]
-    if isinstance(value, str) and "://" in value and ("@" in value or first["type"] == "value_error"):
+    if isinstance(value, str) and ("@" in value or ("://" in value and first["type"] == "value_error")):
         return f"setting '{name}' may hold a password, and is not shown: {sentence}{more}"
-    return redact_text(f"setting '{name}' is {_show(value)}: {sentence}{more}")
+    return f"setting '{name}' is {redact_text(_show(value))}: {sentence}{more}"
 
 
 def _show(value: Any) -> str:

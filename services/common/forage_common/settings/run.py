@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from forage_common.settings.base import Section, Url
 
@@ -38,12 +40,24 @@ _NODES = rf"([^@/]*@)?{_NODE}(,{_NODE})*"
 _REDIS_URL = rf"^(((rediss?|unix)://.+)|(rediss?\+sentinel://{_NODES}/[^/]+(/\d+)?)|(rediss?\+cluster://{_NODES}/?))$"
 
 
+def _check_redis_url(url: str) -> str:
+    if not re.match(_REDIS_URL, url):
+        raise ValueError(
+            "expected redis://[user[:password]@]host:port/database, rediss:// for TLS, unix://path, "
+            "redis+sentinel://host:port,host:port/master or redis+cluster://host:port,host:port; an address of IPv6 is "
+            "in brackets"
+        )
+    return url
+
+
+_RedisUrl = Annotated[Url, AfterValidator(_check_redis_url), Field(json_schema_extra={"pattern": _REDIS_URL})]
+
+
 class RedisSettings(Section):
     """The Redis server whose streams carry prompts and trajectory groups."""
 
-    url: Url = Field(
+    url: _RedisUrl = Field(
         "redis://127.0.0.1:18600/0",
-        pattern=_REDIS_URL,
         description="URL of the server: redis://[user[:password]@]host:port/database; rediss:// for TLS; unix://path;"
         " redis+sentinel://host:port,host:port/master asks sentinels for the primary; redis+cluster://host:port,host:port",
     )

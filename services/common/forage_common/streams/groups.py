@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from google.protobuf.message import DecodeError
@@ -36,6 +37,16 @@ Unpack: TypeAlias = Callable[[Sequence[PackedGroup]], Sequence[TrajectoryGroup |
 """Unpacks groups side by side, each into a group or the error that says why it is none."""
 
 
+@dataclass(frozen=True)
+class _Call:
+    """A call of `finish`: the group that was given, the call's name, the group as written, and its last attempt."""
+
+    group: object
+    name: str
+    packed: PackedGroup
+    tried_at: float
+
+
 class GroupStreams(EntryStreams):
     """The streams of one run that carry groups."""
 
@@ -58,7 +69,7 @@ class GroupStreams(EntryStreams):
         self._payloads = payloads
         self._unpack = unpack or _unpack_all
         self._unread: dict[str, list[Any]] = {}  # rows of a stream whose files could not be read yet
-        self._calls: dict[bytes, tuple[object, str, PackedGroup]] = {}  # of `finish` that have not succeeded yet
+        self._calls: dict[bytes, _Call] = {}  # of `finish` that have not succeeded yet, by entry
         self._swept = -math.inf
         self._has_warned = False
 
@@ -91,26 +102,42 @@ class GroupStreams(EntryStreams):
         """Acknowledge a prompt and write its group, atomically.
 
         False if another worker has finished it, or nobody waits for the group any more. A call that failed may have
-        done it: where it is repeated, with the same group, that is found out, and a file is not written again.
+        done it: where it is repeated, with the same group, that is found out, and a file is not written again. One that
+        is not repeated for `ORPHAN_S` is forgotten.
         """
-        from forage_common.streams.packing import pack_group
-
         stream = entry.message.reply_stream or self.trajectories
-        given, call, whole = self._calls.get(entry.id, (None, "", PackedGroup()))
-        if given is not group:
-            call, whole = os.urandom(8).hex(), group if isinstance(group, PackedGroup) else pack_group(group)
-            self._calls[entry.id] = group, call, whole
-        packed = self._store(stream, call, whole) or whole
+        call = self._begin_call(entry.id, group)
+        packed = self._store(stream, call.name, call.packed) or call.packed
         name = packed.stored.name
         keys = [self.prompts, stream, self.trajectories, self._stored_table(stream), self.key("finished")]
-        result = int(self._run("finish", keys, GROUP, entry.id, packed.SerializeToString(), name, call))
-        self._calls.pop(entry.id, None)
-        if self._payloads is not None:
-            self._payloads.forget(call)
+        result = int(self._run("finish", keys, GROUP, entry.id, packed.SerializeToString(), name, call.name))
+        self._forget_call(entry.id)
         written = result == 1
         if name and not written:
             self._delete_payloads(stream, [name.encode()], is_closed=result == _NOBODY_WAITS)
         return written
+
+    def _begin_call(self, id: bytes, group: TrajectoryGroup | PackedGroup) -> _Call:
+        """The call of `finish` that writes a group: that of before where it is repeated."""
+        from forage_common.streams.packing import pack_group
+
+        now = time.monotonic()
+        for other, call in list(self._calls.items()):
+            if now - call.tried_at > ORPHAN_S:
+                self._forget_call(other)
+        before = self._calls.get(id)
+        if before is not None and before.group is not group:
+            self._forget_call(id)
+            before = None
+        packed = before.packed if before else group if isinstance(group, PackedGroup) else pack_group(group)
+        call = _Call(group, before.name if before else os.urandom(8).hex(), packed, now)
+        self._calls[id] = call
+        return call
+
+    def _forget_call(self, id: bytes) -> None:
+        call = self._calls.pop(id, None)
+        if call is not None and self._payloads is not None:
+            self._payloads.forget(call.name)
 
     @recorded
     def claim_groups(

@@ -294,7 +294,7 @@ class _Store(_Place):
 def _open(url: str, run_id: str) -> _Place:
     from fsspec.implementations.local import LocalFileSystem  # in the environments of trainer and rollout service alone
 
-    system, root = open_file_system(url, "redis.payloads_url")
+    system, root = open_file_system(url, "redis.payloads_url", "the environments of trainer and rollout service")
     if isinstance(system, LocalFileSystem):
         return _Folder(Path(root) / run_id)
     return _Store(system, f"{root.rstrip('/')}/{run_id}")

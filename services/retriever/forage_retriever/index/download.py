@@ -21,6 +21,7 @@ import httpx
 
 from forage_common.errors import UserError
 from forage_common.files.durable import detect_full_disk
+from forage_common.files.remote import UnknownAddressError, open_address
 from forage_common.settings.base import check_url
 from forage_common.text.redaction import redact_text
 
@@ -88,6 +89,20 @@ def check_address(url: str) -> None:
         check_url(url)
     except ValueError as error:
         raise DownloadError(f"the address is not shown, as it may hold a password: {error}") from None
+
+
+def open_file_system(url: str) -> tuple[Any, str]:
+    """The file system of a path or URL, and the folder's path in it.
+
+    Raises:
+        DownloadError: nothing installed reads it.
+    """
+    try:
+        return open_address(url)
+    except UnknownAddressError as error:
+        raise DownloadError(
+            f"{url}: nothing installed reads this address ({error}): install its fsspec package"
+        ) from None
 
 
 def open_folder(url: str) -> RemoteFolder:
@@ -271,16 +286,9 @@ class _HttpFolder:
 
 class _FsspecFolder:
     def __init__(self, url: str) -> None:
-        from fsspec.core import url_to_fs
-
         self._url = url
-        try:
-            self._system, root = url_to_fs(url)
-        except (ImportError, ValueError) as error:
-            raise DownloadError(
-                f"{url}: nothing installed reads this address ({error}): install its fsspec package"
-            ) from None
-        self._root = str(root).rstrip("/")
+        self._system, root = open_file_system(url)
+        self._root = root.rstrip("/")
 
     def describe(self, name: str) -> RemoteFile:
         with self._explain(name):

@@ -16,6 +16,7 @@ from forage_retriever.index.download import (
     RemoteFolder,
     check_address,
     download,
+    open_file_system,
     open_folder,
 )
 from forage_retriever.index.manifest import MANIFEST_FILE, Manifest
@@ -67,8 +68,6 @@ def push_index(folder: Path, url: str, report: Report) -> None:
     Raises:
         UserError: the folder is no index, or the address cannot be written.
     """
-    from fsspec.core import url_to_fs
-
     check_address(url)
     if url.startswith(("http://", "https://", "hf://")) or "::" in url:
         raise SettingsError(f"{url} is not written: give a folder, s3:// or gs://; to the Hub with `hf upload`")
@@ -80,10 +79,10 @@ def push_index(folder: Path, url: str, report: Report) -> None:
         }
     last = {(part / MANIFEST_FILE).relative_to(folder).as_posix(): part / MANIFEST_FILE for part in parts}
     total, done = sum(file.stat().st_size for file in files.values()), 0
+    system, root = open_file_system(url)
     try:
-        system, root = url_to_fs(url)
         for name, file in (files | last).items():
-            path = f"{str(root).rstrip('/')}/{name}"
+            path = f"{root.rstrip('/')}/{name}"
             system.makedirs(path.rpartition("/")[0], exist_ok=True)
             system.put_file(str(file), path)
             done += file.stat().st_size

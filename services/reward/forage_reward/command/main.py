@@ -159,16 +159,16 @@ def _open_router(
 
 @contextlib.contextmanager
 def _open_lines(file: str) -> Iterator[Iterator[str]]:
-    """Open the lines of a file. Bytes that are not UTF-8 become U+FFFD."""
+    """Open the lines of a file. Bytes that are not UTF-8 become U+FFFD; a byte order mark is none of the text."""
     if file == "-":
-        sys.stdin.reconfigure(encoding="utf-8", errors="replace", newline="\n")  # type: ignore[union-attr]
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors="replace", newline="\n")  # type: ignore[union-attr]
         yield iter(sys.stdin)
     elif file.endswith(".parquet"):
         with contextlib.closing(stream_parquet_rows(Path(file), "use `forage reward score`")) as rows:
             yield (row.decode() for row in rows)
     else:
         try:
-            stream = open(file, encoding="utf-8", errors="replace", newline="\n")  # noqa: SIM115 - closed below
+            stream = open(file, encoding="utf-8-sig", errors="replace", newline="\n")  # noqa: SIM115 - closed below
         except OSError as error:
             reason = f"{file} cannot be read ({error.strerror})"
             raise DataError(f"{reason}: give an existing file, or - for stdin") from None

@@ -32,7 +32,7 @@ PENDING = Gauge("forage_trainer_uploads_waiting", "Checkpoints that wait to be c
 
 def open_upload(url: str) -> tuple[Any, str]:
     """Open `trainer.upload_url`; raises as `open_file_system`."""
-    return open_file_system(url, "trainer.upload_url", "the trainer's")
+    return open_file_system(url, "trainer.upload_url", "the trainer's environment")
 
 
 class Uploader:

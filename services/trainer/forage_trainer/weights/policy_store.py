@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from forage_common.errors import UserError
+from forage_common.files.remote import open_file_system
 from forage_common.telemetry.logs import get_logger
-from forage_common.text.redaction import redact_url
 from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
 from forage_policies.digests import verify_digest
 from forage_policies.folders import name_folder, name_whole
@@ -32,15 +32,10 @@ def find_policies_place(uri: str) -> str:
     """The address of `trainer.publish.uri`; a folder as an absolute path, as engines have another working directory.
 
     Raises:
-        UserError: no installed file system has such addresses.
+        SettingsError: no installed file system has such addresses.
     """
-    try:
-        return str(find_local_folder(uri) or uri.rstrip("/"))
-    except StorageError as error:
-        raise UserError(
-            f"trainer.publish.uri = '{redact_url(uri)}' cannot be used ({error}): install what fsspec needs for it "
-            "into the environments of trainer and rollout service, or give another address"
-        ) from None
+    open_file_system(uri, "trainer.publish.uri", "the environments of trainer and rollout service")
+    return str(find_local_folder(uri) or uri.rstrip("/"))
 
 
 class PolicyStore:
