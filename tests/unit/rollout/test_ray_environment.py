@@ -61,5 +61,5 @@ def test_the_installed_ray_has_the_constant_and_looks_its_node_up_where_it_is_ex
 def test_the_installed_ray_knows_the_environment_variables_of_its_other_limits() -> None:
     known = Path(_raylet.__file__).read_bytes() + Path(str(node.__file__)).read_bytes()
     variables = [name for name, value in ray_environment().items() if value == str(START_LIMIT_S)]
-    assert len(variables) == 2
+    assert len(variables) == 3
     assert [name for name in variables if name.encode() not in known] == []
