@@ -72,7 +72,8 @@ def extract_equation(text: str, end_of_turn: str = "") -> str | None:
         end = text.find(CLOSE[Tag.ANSWER], max(begin, 0))
         if 0 <= begin < end and "\n" not in text[end:]:
             answer = text[begin + len(OPEN[Tag.ANSWER]) : end]
-    return answer.strip() if answer is not None else None
+    # A point that ends a sentence: TinyZero takes it after a number, as the end of a decimal.
+    return answer.strip().removesuffix(".").rstrip() if answer is not None else None
 
 
 def _strip_ends(text: str, end_of_turn: str) -> str:
