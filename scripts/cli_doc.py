@@ -30,7 +30,8 @@ This page lists every command of `forage` with its arguments and options; `forag
 The program is `.venvs/cli/bin/forage` after `make setup`.
 
 A command that takes `SETTINGS` accepts `key=value` for every key of the [settings](settings.md), for instance
-`trainer.total_training_steps=50`. Exit codes: 0 = success, 1 = failure, 2 = wrong input or settings, 130 = Ctrl-C.
+`trainer.total_training_steps=50`. Exit codes: 0 = success, 1 = failure, 2 = wrong input or settings,
+4 = a service cannot start, whatever is tried, 130 = Ctrl-C.
 
 `make reference` generates this page.
 """

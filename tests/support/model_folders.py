@@ -6,14 +6,18 @@ import json
 from pathlib import Path
 
 
-def write_weights(file: Path, shapes: dict[str, list[int]]) -> None:
-    """A safetensors file of zeros."""
+def write_weights(file: Path, shapes: dict[str, list[int]], kind: str = "F32") -> None:
+    """A safetensors file of zeros.
+
+    Args:
+        kind: type of every tensor, by safetensors' name.
+    """
     header, end = {}, 0
     for name, shape in shapes.items():
-        size = 4
+        size = {"F32": 4, "BF16": 2, "F8_E4M3": 1, "U8": 1}[kind]
         for side in shape:
             size *= side
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + size]}
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [end, end + size]}
         end += size
     text = json.dumps(header).encode()
     file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))

@@ -13,6 +13,12 @@ class UserError(ForageError):
     exit_code = 2
 
 
+class StartError(ForageError):
+    """A service cannot start, and would not at another try: its process prints this sentence and exits with code 4."""
+
+    exit_code = 4
+
+
 class SettingsError(UserError):
     """A setting is unknown, missing or malformed."""
 

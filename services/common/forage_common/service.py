@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from forage_common.errors import UserError
+from forage_common.errors import StartError, UserError
 from forage_common.security.profile import check_profile
 from forage_common.settings import Settings, settings_from_arguments
 from forage_common.telemetry import tracing
-from forage_common.telemetry.logs import configure_logs, get_logger
+from forage_common.telemetry.logs import SERVICE_FAILED, configure_logs, get_logger
 from forage_common.telemetry.stacks import write_stacks_on_signal
 from forage_common.text.redaction import redact_text
 from forage_common.text.terminal import echo, escape_unencodable
@@ -20,7 +20,9 @@ Settings come from FILE, then from the environment (FORAGE__RUN__SEED=1), then f
 
 
 def run_service(name: str, main: Callable[[Settings], None]) -> None:
-    """Run a service's `main` and exit: 0 when it returns, 2 with one sentence on a UserError, 1 on any other error.
+    """Run a service's `main` and exit: 0 when it returns, 1 on an error.
+
+    On a UserError or a StartError with one sentence and the error's own code.
 
     With --help print the docstring of the program instead.
     """
@@ -36,13 +38,13 @@ def run_service(name: str, main: Callable[[Settings], None]) -> None:
         check_profile(settings, name)
         tracing.start(settings, name)
         main(settings)
-    except UserError as error:
+    except (UserError, StartError) as error:
         echo(f"forage {name}: {redact_text(str(error))}", err=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
-    except Exception:
-        log.exception("service_failed")
+    except Exception as error:
+        log.exception(SERVICE_FAILED, reason=" ".join(f"{type(error).__name__}: {error}".split()))
         sys.exit(1)
     finally:
         tracing.stop()

@@ -27,7 +27,7 @@ class EventKind(StrEnum):
     START, RESUME: the trainer began, from nothing or from a checkpoint. CHECKPOINT: one is durable. VALIDATION, WATCH:
     a result is written. GUARD: a step tripped one. ROLLBACK: the run goes back to its newest checkpoint. SKIP: a step
     trained on nothing, because of an earlier rollback. RESTART: a service died and is started again. STOP, FAILURE,
-    END: the trainer was asked to stop, gave up, or is done.
+    END: the trainer was asked to stop, gave up, or is done; FAILURE of another service: it is not started again.
     """
 
     START = "start"

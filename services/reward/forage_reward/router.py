@@ -17,7 +17,8 @@ from forage_reward import registry
 from forage_reward.composition import Part, compose_scorers
 from forage_reward.reward import AnyReward, Scorer
 from forage_reward.rewards import countdown
-from forage_reward.score import Score, Status, withhold_score
+from forage_reward.rewards import math as math_reward
+from forage_reward.score import Component, Score, Status, sum_components, withhold_score
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 from forage_reward.wire import InvalidItemError, read_truth, read_view, to_proto
 
@@ -25,8 +26,9 @@ FAILURES = Counter(
     "forage_reward_failures_total", "Rewards that raised or returned a total that is not finite", ["reward"]
 )
 VALIDATION = "em"
-"""The reward of validation, with its default parameters. For a countdown problem, which has no accepted answers, it is
-`countdown` with 0 for a wrong equation, so that validation scores are always 1 or 0."""
+"""The reward of validation, with its default parameters; its scores are always 1 or 0. For a countdown problem, which
+has no accepted answers, it is `countdown` with 0 for a wrong equation. Where the route has `math`, it is whether math
+found the answer equal, and exact match is beside it as a component: em ignores sign and decimal point."""
 
 _trajectory: ContextVar[str] = ContextVar("trajectory", default="")
 
@@ -42,8 +44,11 @@ class RoutedScore(NamedTuple):
 
 @dataclass(frozen=True)
 class _Route:
+    """equal: the component that says whether `math` found the answer equal; empty where the route has no `math`."""
+
     reward: str
     scorer: Scorer
+    equal: str = ""
 
 
 class RewardRouter:
@@ -99,8 +104,11 @@ class RewardRouter:
         _trajectory.set(item.trajectory_id)
         is_countdown = truth.countdown_target is not None and not truth.targets
         validate = self._countdown_validation if is_countdown else self._validation
-        score = to_proto(route.scorer(view, truth))
-        return RoutedScore(_build_reply(item, score, to_proto(validate(view, truth))), score, (view, truth))
+        own, validation = route.scorer(view, truth), validate(view, truth)
+        if route.equal and not is_countdown:
+            validation = _validate_by_math(own, route.equal, validation)
+        score = to_proto(own)
+        return RoutedScore(_build_reply(item, score, to_proto(validation)), score, (view, truth))
 
 
 def resolve_route(route: RewardRoute, rewards: Mapping[str, AnyReward], where: str) -> _Route:
@@ -111,13 +119,31 @@ def resolve_route(route: RewardRoute, rewards: Mapping[str, AnyReward], where: s
     """
     if route.components is None:
         scorer = registry.bind_reward(route.name, route.params, where, rewards)
-        return _Route(route.name, guard_scorer(route.name, scorer))
+        equal = math_reward.EQUAL if route.name == math_reward.NAME else ""
+        return _Route(route.name, guard_scorer(route.name, scorer), equal)
     parts = []
     for index, part in enumerate(route.components):
         scorer = registry.bind_reward(part.name, part.params, f"{where}.components.{index}", rewards)
         parts.append(Part(part.label or part.name, part.weight, guard_scorer(part.name, scorer)))
     # The sum of finite parts can still be infinite, so it needs its own guard.
-    return _Route(route.title, guard_scorer(route.title, compose_scorers(route.title, parts)))
+    labels = (part.label or part.name for part in route.components if part.name == math_reward.NAME)
+    equal = next((f"{label}.{math_reward.EQUAL}" for label in labels), "")
+    return _Route(route.title, guard_scorer(route.title, compose_scorers(route.title, parts)), equal)
+
+
+def _validate_by_math(own: Score, equal: str, em: Score) -> Score:
+    """The validation score of a route with `math`: what it found, which is not computed twice, with exact match beside.
+
+    Args:
+        own: the route's score; without a value the validation has none either.
+        equal: the component with what `math` found; absent where the trajectory has no answer.
+        em: the validation by exact match.
+    """
+    if own.status not in (Status.OK, Status.ABSTAIN):
+        return own
+    found = next((component.raw for component in own.components if component.name == equal), 0.0)
+    components = Component(math_reward.EQUAL, found, found), Component(VALIDATION, em.total, 0.0)
+    return sum_components(math_reward.NAME, components, "equal" if found else "not equal")
 
 
 def guard_scorer(reward: str, scorer: Scorer) -> Scorer:

@@ -19,7 +19,7 @@ from waiting import WAIT_S
 
 from forage_cli.local import processes
 from forage_cli.local.processes import Service, ServiceDiedError, Supervisor, end_leftovers
-from forage_common.errors import UserError
+from forage_common.errors import StartError, UserError
 
 FOREVER = "import time\nwhile True: time.sleep(1)"
 
@@ -102,7 +102,40 @@ def test_a_service_that_keeps_dying_is_an_error_that_names_its_log(tmp_path: Pat
         wait_until(supervisor, lambda: False)
 
 
-@pytest.mark.parametrize(("code", "reason"), [("2", "no such file"), ("7", "died 5 times in a row")])
+def test_the_error_that_a_service_dies_of_comes_first(tmp_path: Path) -> None:
+    restarts: list[str] = []
+    failures: list[tuple[str, str]] = []
+    supervisor = Supervisor(
+        on_restart=lambda name, why: restarts.append(why), on_failure=lambda name, why: failures.append((name, why))
+    )
+    line = json.dumps({"event": "service_failed", "reason": "RuntimeError: no engine"})
+    supervisor.start(build_service(tmp_path, f"import sys; print({line!r}); sys.exit(1)"))
+    with pytest.raises(ServiceDiedError) as died:
+        wait_until(supervisor, lambda: False)
+    supervisor.stop()
+    log = tmp_path / "worker.log"
+    assert str(died.value) == f"RuntimeError: no engine: the worker died 5 times in a row; see {log}"
+    assert failures == [("worker", str(died.value))]
+    assert restarts == ["worker died after 0 s (RuntimeError: no engine)"] * 4
+
+
+def test_a_service_that_no_other_try_would_start_ends_the_first(tmp_path: Path) -> None:
+    failures: list[tuple[str, str]] = []
+    supervisor = Supervisor(on_failure=lambda name, why: failures.append((name, why)))
+    code = "import sys; print('forage worker: ValueError: 3 heads: no', file=sys.stderr); sys.exit(4)"
+    supervisor.start(build_service(tmp_path, code))
+    with pytest.raises(StartError) as refused:
+        wait_until(supervisor, lambda: False)
+    assert supervisor.restarts == {"worker": 0}
+    supervisor.stop()
+    log = tmp_path / "worker.log"
+    assert str(refused.value) == f"ValueError: 3 heads: no; the whole error is in {log}"
+    assert failures == [("worker", str(refused.value))]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"), [("2", "no such file"), ("4", "no such file"), ("7", "died 5 times in a row")]
+)
 def test_the_others_go_on_without_an_optional_service_that_cannot_start(
     tmp_path: Path, supervisor: Supervisor, code: str, reason: str
 ) -> None:

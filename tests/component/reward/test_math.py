@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from forage_common.settings import RewardRoute
+from forage_common.v1 import reward_pb2, trajectory_pb2
 from forage_reward.parsing.math_answer import MAX_LENGTH
 from forage_reward.registry import bind_reward
+from forage_reward.router import RewardRouter
 from forage_reward.score import Score, Status
 from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
 
@@ -32,6 +35,31 @@ def test_a_percentage_is_the_number_or_the_fraction_but_never_both() -> None:
         assert compute_score(f"<answer>{answer}</answer>", target, timeout_s=300.0, percent="number").total == 0.0
     assert compute_score("<answer>10%</answer>", "10", timeout_s=300.0, percent="fraction").total == 0.0
     assert compute_score("<answer>10%</answer>", "10", timeout_s=300.0).total == 1.0
+
+
+@pytest.mark.parametrize("composed", [False, True])
+def test_a_route_with_math_validates_by_it_with_exact_match_beside_it(composed: bool) -> None:
+    own = {"name": "math", "params": {"timeout_s": 300.0, "format_score": 0.5}}
+    parts = [{**own, "label": "m", "weight": 0.3}, {"name": "f1"}]
+    route = RewardRoute.model_validate({"components": parts} if composed else own)
+    router = RewardRouter({"gsm8k": route})
+    seen = {}
+    for answer in ("27", "-27", "\\frac{54}{2}", None):
+        text = "no answer" if answer is None else f"<answer>{answer}</answer>"
+        item = reward_pb2.ScoreItem(
+            data_source="gsm8k",
+            spans=[trajectory_pb2.Span(role=trajectory_pb2.ROLE_MODEL, text=text)],
+            ground_truth=trajectory_pb2.GroundTruth(targets=["-27"]),
+        )
+        score = router.score(item).validation_score
+        assert (score.status, score.reward) == (trajectory_pb2.STATUS_OK, "math")
+        seen[answer] = (score.total, *((part.name, part.raw) for part in score.components))
+    assert seen == {
+        "27": (0.0, ("equal", 0.0), ("em", 1.0)),
+        "-27": (1.0, ("equal", 1.0), ("em", 1.0)),
+        "\\frac{54}{2}": (0.0, ("equal", 0.0), ("em", 0.0)),
+        None: (0.0, ("equal", 0.0), ("em", 0.0)),
+    }
 
 
 def test_a_target_that_is_not_mathematics_is_invalid_input() -> None:

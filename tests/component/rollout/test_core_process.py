@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -15,7 +17,8 @@ from long_folder import make_long_folder
 from waiting import WAIT_S
 
 from forage_rollout.core import process as core_process
-from forage_rollout.core.process import ForkContext
+from forage_rollout.core.process import CoreContext, ForkContext
+from forage_rollout.core.start_errors import LastingStartError, explain_start
 
 
 def test_a_process_has_the_environment_of_now_and_not_of_the_servers_start(
@@ -54,16 +57,47 @@ def test_a_process_ends_with_a_replica_that_is_killed() -> None:
                 core.kill()
 
 
-def test_vllm_starts_its_processes_itself_where_no_server_was_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_starts_its_processes_in_its_own_way_where_no_server_was_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.utils.system_utils import get_mp_context
     from vllm.v1.engine import utils
 
-    real = utils.get_mp_context
-    core_process.use_fork()
-    assert utils.get_mp_context is real
-    monkeypatch.setattr(utils, "get_mp_context", real)  # restored in the end
+    monkeypatch.setattr(utils, "get_mp_context", get_mp_context)  # restored in the end
+    core_process.use_own_processes()
+    context = utils.get_mp_context()
+    assert type(context) is CoreContext
+    assert context.get_start_method() == get_mp_context().get_start_method()
     monkeypatch.setattr(core_process, "_is_prepared", True)
-    core_process.use_fork()
-    assert utils.get_mp_context is ForkContext
+    core_process.use_own_processes()
+    assert type(utils.get_mp_context()) is ForkContext
+
+
+def fail() -> None:
+    try:
+        try:
+            raise FileNotFoundError(2, "No such file", "/model/part-2.safetensors")
+        except FileNotFoundError as error:
+            raise RuntimeError("cannot load") from error
+    except RuntimeError:
+        logging.getLogger("vllm").exception("EngineCore failed to start.")
+
+
+@pytest.mark.parametrize("context", [ForkContext(), CoreContext(multiprocessing.get_context("spawn"))])
+def test_the_error_of_a_process_that_does_not_start_is_that_of_the_engine(context: CoreContext) -> None:
+    def start() -> None:
+        with explain_start(Path("/model")):
+            process = context.Process(target=fail, name="EngineCore", kwargs={})
+            process.start()
+            process.join()
+            raise RuntimeError("Engine core initialization failed. See root cause above.")
+
+    with pytest.raises(LastingStartError) as raised:
+        start()
+    assert str(raised.value) == (
+        "FileNotFoundError: [Errno 2] No such file: '/model/part-2.safetensors', hence RuntimeError: cannot load"
+    )
+    details = raised.value.failure.details
+    assert "in fail\n" in details
+    assert "See root cause above" in details
 
 
 def test_the_server_starts_where_the_folder_of_temporary_files_has_a_long_path(tmp_path: Path) -> None:

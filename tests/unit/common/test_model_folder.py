@@ -59,5 +59,45 @@ def test_a_folder_that_is_not_a_model_is_refused_with_a_remedy(sentence: str, fo
     assert str(folder) in str(refusal.value)
 
 
+def configure_quantization(folder: Path, config: dict[str, object]) -> None:
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**content, "quantization_config": config}))
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "found"),
+    [
+        ({"quant_method": "gguf", "gguf_file": "x.gguf"}, "F32", "'gguf', but the tensors beside it are F32"),
+        ({"quant_method": "gguf"}, "U8", "'gguf', but the tensors beside it are U8"),
+        ({"quant_method": "fp8"}, "BF16", "'fp8', but the tensors beside it are BF16"),
+        ({"bits": 4}, "F32", "{'bits': 4}, but the tensors beside it are F32"),
+    ],
+)
+def test_a_configuration_that_says_quantized_beside_tensors_that_are_not_is_refused(
+    folder: Path, config: dict[str, object], kind: str, found: str
+) -> None:
+    configure_quantization(folder, config)
+    write_weights(folder / "model.safetensors", {"embed": [4, 2]}, kind)
+    with pytest.raises(DataError, match=r"config\.json says quantization_config .*delete quant") as refusal:
+        check_model_folder(folder)
+    assert found in str(refusal.value)
+    check_model_folder(folder, weights=False)
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "name"),
+    [
+        ({"quant_method": "fp8"}, "F8_E4M3", "embed"),
+        ({"quant_method": "compressed-tensors"}, "BF16", "embed.weight_scale"),
+        ({"quant_method": "bitnet", "quantization_mode": "online"}, "BF16", "embed"),
+        ({"quant_method": "mxfp4"}, "U8", "experts.gate_up_proj_blocks"),
+    ],
+)
+def test_a_quantized_folder_is_accepted(folder: Path, config: dict[str, object], kind: str, name: str) -> None:
+    configure_quantization(folder, config)
+    write_weights(folder / "model.safetensors", {name: [4, 2]}, kind)
+    check_model_folder(folder)
+
+
 def test_the_shipped_policy_is_accepted(repository: Path) -> None:
     check_model_folder(repository / "models/tiny-policy")

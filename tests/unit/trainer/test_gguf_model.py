@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import gguf
@@ -91,6 +92,7 @@ def test_the_folder_holds_the_same_model_and_a_tokenizer_that_ends_turns(
     convert(write(tmp_path / "small.gguf", model), out)
     check_model_folder(out)
     assert read_end_of_turn(out) == "<|im_end|>"
+    assert "quantization_config" not in json.loads((out / "config.json").read_text())
     converted = AutoModelForCausalLM.from_pretrained(out)
     assert converted.dtype == torch.float32
     assert converted.lm_head.weight.data_ptr() == converted.model.embed_tokens.weight.data_ptr()

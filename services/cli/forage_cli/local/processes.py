@@ -23,9 +23,9 @@ from types import FrameType
 
 import psutil
 
-from forage_common.errors import ForageError, UserError
+from forage_common.errors import ForageError, StartError, UserError
 from forage_common.files.durable import is_full, write_atomically
-from forage_common.telemetry.logs import get_logger
+from forage_common.telemetry.logs import SERVICE_FAILED, get_logger
 
 TOKEN = "FORAGE_RUN_TOKEN"
 _HEALTHY_AFTER_S = 60.0
@@ -80,15 +80,20 @@ class Supervisor:
     """Keeps services running; call `tick` about every half second. Not thread-safe."""
 
     def __init__(
-        self, record: Path | None = None, on_restart: Callable[[str, str], object] = lambda name, why: None
+        self,
+        record: Path | None = None,
+        on_restart: Callable[[str, str], object] = lambda name, why: None,
+        on_failure: Callable[[str, str], object] = lambda name, why: None,
     ) -> None:
         """
         Args:
             record: file with the processes, for `end_leftovers`; removed by a clean stop.
             on_restart: called with the name of a service that died and is started again, and why it died.
+            on_failure: called with the name of a service that is not started again, and why, before the error.
         """
         self._record = record
         self._on_restart = on_restart
+        self._on_failure = on_failure
         self._running: dict[str, _Running] = {}
         self.given_up: dict[str, str] = {}
         """Optional service that is not started again → why."""
@@ -104,6 +109,7 @@ class Supervisor:
 
         Raises:
             UserError: a service ended with exit code 2; the message is the last line of its log.
+            StartError: a service ended with exit code 4; the message is the last line of its log, and names the log.
             ServiceDiedError: a service died several times soon after its start.
         """
         for running in self._running.values():
@@ -185,22 +191,28 @@ class Supervisor:
             if not service.optional:
                 raise UserError(read_last_line(service.log))
             return self._give_up(running, read_last_line(service.log))
+        if code == StartError.exit_code:
+            reason = f"{read_last_line(service.log)}; the whole error is in {service.log}"
+            if not service.optional:
+                self._on_failure(service.name, reason)
+                raise StartError(reason)
+            return self._give_up(running, reason)
         if self._waits_for_disk(running):
             return
+        why = read_failure(service.log) or f"exit code {code}"
         running.quick_deaths = running.quick_deaths + 1 if lived < _HEALTHY_AFTER_S else 0
         if running.quick_deaths >= _QUICK_DEATHS:
-            reason = (
-                f"the {service.name} died {running.quick_deaths} times in a row (exit code {code}): see {service.log}"
-            )
+            reason = f"{why}: the {service.name} died {running.quick_deaths} times in a row; see {service.log}"
             if not service.optional:
+                self._on_failure(service.name, reason)
                 raise ServiceDiedError(reason)
             return self._give_up(running, reason)
         running.restarts += 1
         # At once after the first death: every second of a service that is down is one in which nothing is trained.
         wait_s = min(8.0, _PAUSE_S * 2**running.quick_deaths) if running.quick_deaths > 1 else 0.0
         running.restart_at = time.monotonic() + wait_s
-        self._log.warning("service_died", name=service.name, code=code, lived_s=round(lived, 1))
-        self._on_restart(service.name, f"{service.name} died after {lived:.0f} s (exit code {code})")
+        self._log.warning("service_died", name=service.name, code=code, lived_s=round(lived, 1), reason=why)
+        self._on_restart(service.name, f"{service.name} died after {lived:.0f} s ({why})")
 
     def _give_up(self, running: _Running, reason: str) -> None:
         running.done = True
@@ -312,6 +324,15 @@ def read_last_line(log: Path) -> str:
     lines = [line for line in log.read_bytes().splitlines() if line.strip()]
     line = lines[-1].decode(errors="replace") if lines else f"a service ended without a message: see {log}"
     return line.partition(": ")[2] if line.startswith("forage ") else line
+
+
+def read_failure(log: Path) -> str:
+    """Read the error that a service logged as its last line before it died, in one line; empty without one."""
+    try:
+        event = json.loads(read_last_line(log))
+        return str(event["reason"]) if event["event"] == SERVICE_FAILED else ""
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def end_with_parent() -> None:

@@ -146,7 +146,7 @@ class Stack:
         self.programs = tuple(programs)
         self.folder = settings.run.folder.absolute()
         self._events = EventLog(self.folder)
-        self.supervisor = Supervisor(self.folder / RECORD, self._notice_restart)
+        self.supervisor = Supervisor(self.folder / RECORD, self._notice_restart, self._notice_failure)
         self._loader: redis_users.FunctionLoader | None = None
         self.settings = settings = keep_template_date(settings)
         """Those of the commands: with their user, where the stack has its own Redis."""
@@ -187,6 +187,9 @@ class Stack:
         self._events.append(EventKind.RESTART, why, service=name)
         if name == Program.REDIS and self._loader is not None:
             self._loader.start()
+
+    def _notice_failure(self, name: str, why: str) -> None:
+        self._events.append(EventKind.FAILURE, why, service=name)
 
     def list_waiting(self) -> dict[Program, str]:
         """Program that is not ready → what it waits for."""

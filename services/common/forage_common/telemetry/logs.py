@@ -12,6 +12,9 @@ import structlog
 from forage_common.telemetry import tracing
 from forage_common.text.redaction import redact_text
 
+SERVICE_FAILED = "service_failed"
+"""The event with which a service ends that died of an error; `reason` is the error in one line."""
+
 
 def configure_logs(service: str, level: str = "INFO") -> None:
     """Write this process's logs to stderr, one JSON object per line; also what libraries log, tracebacks included."""

@@ -95,7 +95,7 @@ class ScoredItem(_message.Message):
 
     @_builtins.property
     def validation_score(self) -> _trajectory_pb2.Score:
-        """pure exact match"""
+        """1 or 0: exact match; of math and countdown their own verdict"""
 
     def __init__(
         self,

@@ -710,7 +710,7 @@ class Trajectory(_message.Message):
 
     @_builtins.property
     def validation_score(self) -> Global___Score:
-        """pure exact match"""
+        """1 or 0: exact match; of math and countdown their own verdict"""
 
     @_builtins.property
     def timings(self) -> Global___Timings: ...

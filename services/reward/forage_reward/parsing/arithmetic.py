@@ -10,6 +10,7 @@ White space is space or tab. Powers, integer division, decimals, unary plus and 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -24,6 +25,7 @@ LIMIT = 10**308
 """Larger absolute values are an overflow, as they are for floating point."""
 
 _TOKEN = re.compile(r"[ \t]*(?:([0-9]+)|([-+*/()]))")
+_BLANKS = " \t"
 _LEADING_ZERO = re.compile(r"0+[1-9]")
 
 
@@ -112,14 +114,20 @@ def _apply(operator: str, left: Fraction, right: Fraction) -> Fraction:
     return left / right
 
 
+def _describe(character: str) -> str:
+    """The character as it can be told from others: spaces that are none of arithmetic look alike."""
+    is_unlike = character.isspace() and character > "\x7f"
+    return f"{character!r} ({unicodedata.name(character, 'a space')})" if is_unlike else repr(character)
+
+
 def _tokenize(text: str) -> list[str]:
     tokens = []
-    text = text.rstrip(" \t")
+    text = text.rstrip(_BLANKS)
     position = 0
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
-            raise ArithmeticFormError(f"{text[position:].lstrip()[:1]!r} is not part of arithmetic")
+            raise ArithmeticFormError(f"{_describe(text[position:].lstrip(_BLANKS)[0])} is not part of arithmetic")
         tokens.append(match[1] or match[2])
         position = match.end()
     return tokens

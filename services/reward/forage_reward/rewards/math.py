@@ -25,6 +25,8 @@ from forage_reward.trajectory import GroundTruth, TrajectoryView
 from forage_reward.wire import from_proto
 
 NAME = "math"
+EQUAL = "equal"
+"""The component that says whether the answer is equal, raw 1 or 0."""
 PROCESSES = 2
 """Comparisons at the same time. A process takes about 100 MB, and 3 seconds to start, at the first answer."""
 
@@ -46,12 +48,12 @@ def compute_score(view: TrajectoryView, truth: GroundTruth, params: Params) -> S
         return withhold_score(Status.INVALID_INPUT, NAME, NO_TARGETS)
     answer = extract_math_answer(view)
     if answer is None or (answer and answer in truth.targets):
-        return score_match(NAME, "equal", None if answer is None else True, params)
+        return score_match(NAME, EQUAL, None if answer is None else True, params)
     if not answer or len(answer) > MAX_LENGTH or not is_balanced(answer):
-        return score_match(NAME, "equal", False, params, "the answer is no expression")
+        return score_match(NAME, EQUAL, False, params, "the answer is no expression")
     texts = [rewrite_numbers(text, params.percent) for text in (answer, *truth.targets)]
     result = _POOL.compare(texts[0], tuple(texts[1:]), params.timeout_s)
-    return score_match(NAME, "equal", result.total > 0, params) if result.status is Status.OK else result
+    return score_match(NAME, EQUAL, result.total > 0, params) if result.status is Status.OK else result
 
 
 class _Pool:

@@ -13,22 +13,36 @@ import threading
 from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, cast
 
 from forage_common.files.socket_folder import find_socket_folder
+from forage_rollout.core.start_errors import record_start_errors
 
 _context = multiprocessing.get_context("forkserver")
 _is_prepared = False
 
 
-class ForkContext:
-    """What vLLM uses of a multiprocessing context. Processes get this process's environment, not the server's."""
+class CoreContext:
+    """What vLLM uses of a multiprocessing context. Its processes record the error with which they do not start."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
 
     def Process(self, *, target: Callable[..., object], name: str, kwargs: dict[str, Any]) -> BaseProcess:
-        return _context.Process(target=_run, name=name, args=(dict(os.environ), target), kwargs=kwargs)
+        return cast(BaseProcess, self._context.Process(target=_run, name=name, args=(target,), kwargs=kwargs))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(_context, name)
+        return getattr(self._context, name)
+
+
+class ForkContext(CoreContext):
+    """Forks from the server. Processes get this process's environment, not the server's."""
+
+    def __init__(self) -> None:
+        super().__init__(_context)
+
+    def Process(self, *, target: Callable[..., object], name: str, kwargs: dict[str, Any]) -> BaseProcess:
+        return _context.Process(target=_run_forked, name=name, args=(dict(os.environ), target), kwargs=kwargs)
 
 
 def prepare_fork() -> None:
@@ -47,18 +61,23 @@ def prepare_fork() -> None:
     _is_prepared = True
 
 
-def use_fork() -> None:
-    """Let vLLM fork its engine processes, if `prepare_fork` was called; else nothing happens."""
-    if _is_prepared:
-        from vllm.v1.engine import utils
+def use_own_processes() -> None:
+    """Let vLLM start its engine processes by this module: forked, if `prepare_fork` was called, else in its own way."""
+    from vllm.utils.system_utils import get_mp_context
+    from vllm.v1.engine import utils
 
-        utils.get_mp_context = ForkContext
+    utils.get_mp_context = ForkContext if _is_prepared else lambda: CoreContext(get_mp_context())
 
 
-def _run(environment: dict[str, str], target: Callable[..., object], **kwargs: Any) -> None:
+def _run(target: Callable[..., object], **kwargs: Any) -> None:
+    record_start_errors()
+    target(**kwargs)
+
+
+def _run_forked(environment: dict[str, str], target: Callable[..., object], **kwargs: Any) -> None:
     threading.Thread(target=_end_with_replica, name="end-with-replica", daemon=True).start()
     os.environ.update({name: value for name, value in environment.items() if os.environ.get(name) != value})
-    target(**kwargs)
+    _run(target, **kwargs)
 
 
 def _end_with_replica() -> None:

@@ -18,12 +18,14 @@ from typing import IO, Any, TypeVar
 import psutil
 
 from forage_common.devices import count_cpus as count_machine_cpus
+from forage_common.errors import StartError
 from forage_common.files.socket_folder import find_socket_folder
 from forage_common.ray_environment import FOLDER_PREFIX, LONGEST_SOCKET, extend_start_limit, ray_environment
 from forage_common.settings import ReplicaSettings, Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import waiting
 from forage_rollout.core.arguments import build_environment
+from forage_rollout.core.start_errors import read_failure
 from forage_rollout.deployments import reaper
 from forage_rollout.deployments.devices import (
     check_machine,
@@ -174,6 +176,7 @@ class Cluster(ABC):
         """Wait until it runs; GPUs that the cluster lacks are shown, and said once in the log.
 
         Raises:
+            StartError: an engine of ours does not start, and would not at another try.
             RuntimeError: Serve gave up on it, and it is ours: nobody else deploys it again.
         """
         from ray import serve
@@ -184,12 +187,17 @@ class Cluster(ABC):
                 found = serve.status().applications.get(name)
                 if found is not None and found.status == ApplicationStatus.RUNNING:
                     return
+                deployments = {} if found is None else found.deployments
+                failures = {one: read_failure(status.message) for one, status in deployments.items() if status.message}
+                described = "; ".join(f"{reason} (the {one} does not start)" for one, (reason, _) in failures.items())
+                if is_ours and any(lasts for _, lasts in failures.values()):
+                    raise StartError(described)
                 if is_ours and found is not None and found.status == ApplicationStatus.DEPLOY_FAILED:
-                    raise RuntimeError(f"the application {name} does not start: {found.message}")
+                    raise RuntimeError(described or f"the application {name} does not start: {found.message}")
                 shortage = describe_shortage(self._settings.rollout, list_node_gpus())
                 if shortage and not wait.detail:
                     log.warning("waiting_for_gpus", detail=shortage, remedy="add GPU nodes, or an autoscaler that does")
-                wait.detail = shortage
+                wait.detail = described or shortage
                 time.sleep(_POLL_INTERVAL_S)
 
     def get_handle(self, deployment: str) -> Any:

@@ -20,6 +20,7 @@ from forage_common.v1.trajectory_pb2 import Policy, Replica, Sampling
 from forage_rollout.background import supervise
 from forage_rollout.core.arguments import build_environment
 from forage_rollout.core.process import prepare_fork
+from forage_rollout.core.start_errors import EngineStartError, explain_start
 from forage_rollout.deployments.autoscaling import ONGOING
 from forage_rollout.deployments.engine_links import open_door
 from forage_rollout.deployments.follower import Follower
@@ -35,6 +36,21 @@ from forage_rollout.weights.policy import NotServingError
 
 log = get_logger()
 _OUT_OF_SERVICE_S = 60.0
+
+
+def _start_engine(settings: Settings) -> VllmEngine:
+    """Start vLLM; an error is logged whole here, since Serve keeps its own record of it in a file that Ray removes.
+
+    Raises:
+        EngineStartError: it does not start.
+    """
+    try:
+        with explain_start(settings.model.path.resolve()):
+            return VllmEngine(settings)
+    except EngineStartError as error:
+        failure = error.failure
+        log.error("engine_not_started", reason=failure.reason, lasts=failure.lasts, exception=failure.details)
+        raise
 
 
 class EngineDeployment:
@@ -65,7 +81,7 @@ class EngineDeployment:
         if shifts is not None:
             await shifts.wait_for_engines()
         with nullcontext() if shifts is None else shifts.starting():
-            self._engine = engine = VllmEngine(settings)
+            self._engine = engine = _start_engine(settings)
             self._openai = OpenAiRoutes(self._engine.llm, settings)
         self._follower = Follower(streams, self._engine, self._replica, shifts, settings.security.audit_file)
         await self._follower.catch_up()

@@ -18,7 +18,7 @@ from forage_common.v1.trajectory_pb2 import Policy, Sampling, TemplateValues
 from forage_policies.announcement import PolicyError, describe_policy
 from forage_policies.tensors import SUFFIX, read_headers
 from forage_rollout.core.arguments import build_arguments, build_environment
-from forage_rollout.core.process import use_fork
+from forage_rollout.core.process import use_own_processes
 from forage_rollout.engine.chat import render_chat
 from forage_rollout.engine.engine_counts import EngineCounts, Meter
 from forage_rollout.engine.generation_pause import GenerationPause
@@ -53,7 +53,7 @@ class VllmEngine:
         from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        use_fork()
+        use_own_processes()
         engine, weights = settings.rollout.engine, settings.rollout.weights
         model = Path(settings.model.path).resolve()
         self._expected = read_headers(model / name for name in list_weight_files(model))

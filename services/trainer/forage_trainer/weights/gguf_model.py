@@ -49,6 +49,8 @@ def convert(source: Path, target: Path) -> tuple[WeightsFile, ...]:
     logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
     model.config.name_or_path = ""
+    # transformers counts the model as quantized, because of the file that it was read from; its tensors are fp32 now.
+    del model.config.quantization_config
     model.config.architectures = [type(model).__name__]
     tied = model._tied_weights_keys if model.config.tie_word_embeddings else ()
     weights = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
