@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from forage_common.errors import DataError, UserError
 from forage_common.settings import AdvantageEstimator, Settings
@@ -16,7 +17,6 @@ from forage_common.telemetry.logs import get_logger
 from forage_trainer.columns.arrays import ColumnFolder
 from forage_trainer.data.rows import split_mini_batches
 from forage_trainer.data.tensors import Rows, StepTensors
-from forage_trainer.engine import lora
 from forage_trainer.engine.actor_loss import ActorLoss, build_actor_config
 from forage_trainer.engine.critic_worker import CriticWorker
 from forage_trainer.engine.engine_config import (
@@ -25,9 +25,11 @@ from forage_trainer.engine.engine_config import (
     build_optimizer_config,
     resolve_engine,
 )
+from forage_trainer.engine.lora import extract_adapter
 from forage_trainer.engine.spmd import Processes, collective
 from forage_trainer.engine.verl_worker import VerlWorker, collect, hand_out, mean
 from forage_trainer.files import describe_rank
+from forage_trainer.weights.checkpoint_tensors import build_checkpoint, cast
 from forage_trainer.weights.model_files import Adapter
 
 _NAN = float("nan")
@@ -269,16 +271,18 @@ class PolicyWorker:
 
     @collective
     def weights(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Return all parameters by name, on the CPU, LoRA merged, without a tied output head; {} except on rank 0."""
-        engine = self._actor.engine
-        tied = bool(getattr(engine.model_config.hf_config, "tie_word_embeddings", False))
-        tensors = lora.merge_adapter(engine.module, self._device) if self._lora else engine.get_per_tensor_param()[0]
-        weights = {}
-        # Every process must consume the iterator: each tensor is gathered from all of them.
-        for name, tensor in tensors:
-            if self.processes.rank == 0 and not (tied and name.endswith("lm_head.weight")):
-                weights[name] = tensor.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()
-        return weights
+        """Return what `save_pretrained` would write, on the CPU, LoRA merged; {} except on rank 0."""
+        is_kept = self.processes.rank == 0
+
+        def gather(tensor: torch.Tensor) -> torch.Tensor:
+            whole = self._gather(tensor)
+            return whole if is_kept else torch.empty_like(whole, device="meta")
+
+        def finish(whole: torch.Tensor) -> torch.Tensor:
+            return cast(whole, dtype, device="cpu" if is_kept else "meta", copy=True)
+
+        weights = build_checkpoint(self._actor.engine.module, gather, finish)
+        return weights if is_kept else {}
 
     @collective
     def adapter(self, dtype: torch.dtype) -> Adapter:
@@ -289,7 +293,12 @@ class PolicyWorker:
         """
         if not self._lora:
             raise ValueError("the policy has no adapter: trainer.lora.lora_rank is 0")
-        return lora.extract_adapter(self._actor.engine.module, self._device, dtype)
+        return extract_adapter(self._actor.engine.module, self._gather, dtype)
+
+    def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Make a parameter whole, on this process's device; every process must do so."""
+        tensor = tensor.detach().to(self._device)
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def _describe(self, folder: Path) -> None:
         try:
