@@ -12,6 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from forage_common.errors import DataError, UserError
+from forage_common.files.served_lora import get_served_lora_rank
 from forage_common.settings import AdvantageEstimator, Settings
 from forage_common.telemetry.logs import get_logger
 from forage_trainer.columns.arrays import ColumnFolder
@@ -25,7 +26,7 @@ from forage_trainer.engine.engine_config import (
     build_optimizer_config,
     resolve_engine,
 )
-from forage_trainer.engine.lora import extract_adapter
+from forage_trainer.engine.lora import count_adapted, extract_adapter
 from forage_trainer.engine.spmd import Processes, collective
 from forage_trainer.engine.verl_worker import VerlWorker, collect, hand_out, mean
 from forage_trainer.files import describe_rank
@@ -75,7 +76,7 @@ class PolicyWorker:
         if trainer.ref.param_offload and not self._on_gpu:
             raise UserError("trainer.ref.param_offload needs a GPU, and there is none: leave it out")
         tokens, path = self._settings.ppo_max_token_len_per_gpu, settings.model.path
-        self._lora = trainer.lora.lora_rank > 0
+        self._lora, self._targets = trainer.lora.lora_rank > 0, trainer.lora.target_modules
         self._actor = VerlWorker(
             "language_model",
             build_model_config(path, resolved, trainer.lora),
@@ -83,6 +84,8 @@ class PolicyWorker:
             build_optimizer_config(self._settings.optim, trainer.total_training_steps),
             self.processes,
         )
+        if self._lora and self.processes.rank == 0:
+            self._report_adapter(get_served_lora_rank(settings), settings.rollout.engine.max_lora_rank)
         self._loss = ActorLoss(
             build_actor_config(self._settings, settings.rollout.n), trainer.algorithm.rollout_correction
         )
@@ -294,6 +297,26 @@ class PolicyWorker:
         if not self._lora:
             raise ValueError("the policy has no adapter: trainer.lora.lora_rank is 0")
         return extract_adapter(self._actor.engine.module, self._gather, dtype)
+
+    def _report_adapter(self, served: int, asked: int) -> None:
+        """Log what is adapted, and whether engines get the adapter or merged policies.
+
+        Raises:
+            UserError: they would get an adapter that they cannot serve.
+        """
+        module = self._actor.engine.module
+        counts = count_adapted(module)
+        trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+        get_logger().info("adapter_trained", **counts, parameters=trained, merged=not served)
+        changed = [kind for kind in ("experts", "routers") if counts[kind]]
+        if served and changed:
+            raise UserError(
+                f"the adapter has {' and '.join(changed)}, of which engines serve none: set "
+                "rollout.engine.max_lora_rank=0, so that whole policies are published"
+            )
+        if asked and not served:
+            reason = f"the model has experts, and trainer.lora.target_modules={self._targets} may change them"
+            get_logger().warning("merged_policies_published", reason=reason, max_lora_rank=asked)
 
     def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Make a parameter whole, on this process's device; every process must do so."""
