@@ -24,8 +24,8 @@ from torch.distributed.fsdp import FSDPModule
 from verl.utils.device import get_device_name
 
 from forage_common.errors import DataError
-from forage_trainer.engine.lora import describe_adapter
 from forage_trainer.files import write_json
+from forage_trainer.weights.adapter import describe_adapter
 from forage_trainer.weights.checkpoint_tensors import get_base, list_conversions
 from forage_trainer.weights.model_files import CONFIGURATION, LORA_META, MODEL_META, copy_configuration
 from forage_trainer.weights.shards import ANOTHER, describe_parts, load_parts, write_part
@@ -42,7 +42,7 @@ def save_engine(engine: Any, folder: Path, rank: int) -> None:
     Raises:
         OSError: the disk is full or fails.
     """
-    _reshard(engine.module)
+    reshard(engine.module)
     if torch.cuda.is_available():
         torch.cuda.synchronize()  # verl's copies of offloaded tensors to the host are asynchronous
     write_part(folder / MODEL, _list_weights(engine.module), rank)
@@ -108,7 +108,7 @@ def is_former(folder: Path) -> bool:
 @contextmanager
 def _parameters_on_device(engine: Any) -> Iterator[None]:
     """Hold offloaded parameters on the device: moments are created where their parameters are."""
-    _reshard(engine.module)
+    reshard(engine.module)
     if engine.is_param_offload_enabled:
         engine.to(get_device_name(), model=True, optimizer=False, grad=False)
     yield
@@ -118,7 +118,7 @@ def _parameters_on_device(engine: Any) -> Iterator[None]:
         engine.to("cpu", model=False, optimizer=True, grad=False)
 
 
-def _reshard(module: torch.nn.Module) -> None:
+def reshard(module: torch.nn.Module) -> None:
     """Put the shards, which the optimizer knows, in the place of copies that a forward pass has gathered."""
     for part in module.modules():
         if isinstance(part, FSDPModule):

@@ -26,10 +26,10 @@ from forage_trainer.engine.engine_config import (
     build_optimizer_config,
     resolve_engine,
 )
-from forage_trainer.engine.lora import count_adapted, extract_adapter
 from forage_trainer.engine.spmd import Processes, collective
 from forage_trainer.engine.verl_worker import VerlWorker, collect, hand_out, mean
 from forage_trainer.files import describe_rank
+from forage_trainer.weights.adapter import count_adapted, extract_adapter
 from forage_trainer.weights.checkpoint_tensors import build_checkpoint, cast
 from forage_trainer.weights.model_files import Adapter
 
