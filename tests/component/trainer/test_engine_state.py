@@ -57,6 +57,7 @@ def test_a_state_is_safetensors_and_json_and_nothing_in_it_is_pickled(
     own = {name for name in files if not name.startswith("huggingface/")}
     assert own == {
         "model/part_rank_0.safetensors",
+        "model_meta.json",
         "optimizer/part_rank_0.safetensors",
         "random_rank_0.json",
         "schedule.json",

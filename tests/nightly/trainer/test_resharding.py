@@ -13,8 +13,9 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the trainer's environment")
 import torch
+from random_model import build_random_model
 from safetensors.torch import load_file
-from trainer_parts import save_checkpoint, write_model
+from trainer_parts import VOCABULARY, save_checkpoint, write_model
 
 from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.export import export_policy
@@ -103,6 +104,24 @@ def test_two_copies_of_two_shards_are_written_once_and_exported(
     assert whole < sum(sizes) < 1.5 * whole, "headers are large beside such small weights; both copies would be 2"
     result, expected = (export(state, tmp_path / "exported" / state.name) for state in (copies, single))
     assert result.keys() == expected.keys()
+    assert all(torch.equal(result[name], expected[name]) for name in expected)
+
+
+def test_fused_experts_of_four_processes_are_published_and_exported_as_those_of_one(
+    run_ranks: Runner, tmp_path: Path
+) -> None:
+    """Rows of all experts are cut over the processes; what is published has a tensor for each expert."""
+    mixtral = build_random_model("mixtral", 7, vocab_size=VOCABULARY, num_local_experts=4)
+    mixtral.save_pretrained(tmp_path / "model")
+    run_ranks(1, ["-"])
+    single, shards = tmp_path / "own_by_1", tmp_path / "own_by_1_by_4"
+    run_ranks(4, [str(single)])
+    assert_same_state(shards, single, ("model", "optimizer"))
+    assert_same_step(shards, single)
+    published = load_file(shards.with_suffix(".safetensors"))
+    assert "weights.model.layers.1.block_sparse_moe.experts.3.w2.weight" in published
+    result, expected = (export(state, tmp_path / "exported" / state.name) for state in (shards, single))
+    assert result.keys() == expected.keys() == {name.removeprefix("weights.") for name in published if "." in name}
     assert all(torch.equal(result[name], expected[name]) for name in expected)
 
 

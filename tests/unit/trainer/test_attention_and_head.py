@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 from random_model import build_random_model
-from transformers import AutoConfig, Qwen2ForCausalLM
+from transformers import Qwen2ForCausalLM
 
-from forage_common.errors import UserError
 from forage_trainer.engine import head as head_module
-from forage_trainer.engine.attention import attend_within_rows, build_row_arguments, check_packing
+from forage_trainer.engine.attention import attend_within_rows, build_row_arguments
 from forage_trainer.engine.head import FusedHead, Question, find_obstacle, score_logits
 
 LENGTHS = [1, 7, 33, 1, 2, 20]
@@ -229,14 +228,3 @@ def test_in_bf16_every_row_has_its_temperature_and_not_one_rounded_to_bf16() -> 
         log_probs = layer(hidden)[0, :, 0].double()
     expected = torch.stack([hidden[0].double().sum(-1) / 0.7, torch.zeros(2000)], -1).log_softmax(-1)[:, 0]
     assert float(log_probs.mean() / expected.mean()) == pytest.approx(1, abs=3e-4)
-
-
-def test_models_with_layers_that_would_mix_packed_rows_are_refused() -> None:
-    for kind in ("qwen2", "llama", "gemma2", "gemma3_text", "mistral"):
-        check_packing(AutoConfig.for_model(kind), is_stateful=False)
-    with pytest.raises(UserError, match=r"layers of linear_attention.*use_remove_padding=false"):
-        check_packing(AutoConfig.for_model("qwen3_next"), is_stateful=True)
-    with pytest.raises(UserError, match=r"layers of chunked_attention"):
-        check_packing(AutoConfig.for_model("llama4_text"), is_stateful=False)
-    with pytest.raises(UserError, match=r"the model rwkv has layers of a recurrent kind"):
-        check_packing(AutoConfig.for_model("rwkv"), is_stateful=True)

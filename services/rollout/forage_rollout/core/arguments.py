@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from forage_common.errors import SettingsError
+from forage_common.files.served_lora import get_served_lora_rank
 from forage_common.files.socket_folder import find_socket_folder
 from forage_common.settings import EngineSettings, Settings
 from forage_common.telemetry.logs import get_logger
@@ -143,7 +144,7 @@ def build_arguments(settings: Settings, cpu: bool) -> dict[str, Any]:
     arguments |= given
     if settings.run.repeatable:
         arguments |= prepare_repeatable(cpu, engine)
-    return arguments | build_engine_arguments(engine.max_lora_rank)
+    return arguments | build_engine_arguments(get_served_lora_rank(settings))
 
 
 def check_before_start(settings: EngineSettings) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from forage_common.files.model_folder import list_weight_files
+from forage_common.files.served_lora import get_served_lora_rank
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy, Sampling, TemplateValues
@@ -66,7 +67,7 @@ class VllmEngine:
         self._tokenizer = self._llm.get_tokenizer()
         self._stops = StopTexts(self._tokenizer.get_vocab())
         self._request_ids = itertools.count()
-        self._max_lora_rank = engine.max_lora_rank
+        self._max_lora_rank = get_served_lora_rank(settings)
         self._adapters = Adapters(self._llm)
         self._hang_timeout_s = engine.hang_timeout_s
         self._leases = Leases(settings.rollout.trajectory_timeout_s) if weights.update == "drain" else None

@@ -6,20 +6,32 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, Shard
+from transformers import AutoConfig
 
 from forage_common.errors import DataError
 from forage_common.security.signatures import RunSignatures, SignatureError
 from forage_trainer.checkpoints.manifest import BEST, MANIFEST, STATE, list_checkpoints, read_checkpoint
 from forage_trainer.files import stage_folder
-from forage_trainer.weights.model_files import LORA_META, WeightsFile, write_model_folder
+from forage_trainer.weights.checkpoint_tensors import build_checkpoint, build_skeleton, cast, set_conversions
+from forage_trainer.weights.model_files import CONFIGURATION, LORA_META, MODEL_META, WeightsFile, write_model_folder
 from forage_trainer.weights.shards import read_whole
 
-_HEAD = "lm_head.weight"
-_PREFIX, _BASE = "base_model.model.", ".base_layer.weight"
-_DOWN, _UP = ".lora_A.default.weight", ".lora_B.default.weight"
+_DOWN = ".lora_A.default.weight"
+_PREFIX = "base_model.model."
+_ADAPTER_FIELDS = (
+    "r",
+    "lora_alpha",
+    "target_modules",
+    "target_parameters",
+    "exclude_modules",
+    "rank_pattern",
+    "alpha_pattern",
+)
+"""What trainer.lora and verl say of an adapter, and what PEFT makes of it for fused experts."""
 
 
 def find_checkpoint(source: Path, best: bool) -> Path:
@@ -69,26 +81,62 @@ def export_policy(
     except SignatureError as error:
         raise DataError(f"{error}: take another") from None
     state = checkpoint / STATE
-    source = state / "huggingface"
-    tied = bool(json.loads((source / "config.json").read_text(encoding="utf-8")).get("tie_word_embeddings", False))
-    weights = {
-        name: tensor.to(dtype).contiguous()
-        for name, tensor in read_weights(state, manifest.world_size).items()
-        if not (tied and name == _HEAD)
-    }
+    weights = read_weights(state, manifest.world_size, dtype)
     with stage_folder(target) as folder:
-        return write_model_folder(folder, source, weights, shard_bytes)
+        return write_model_folder(folder, state / CONFIGURATION, weights, shard_bytes)
 
 
-def read_weights(state: Path, world_size: int) -> dict[str, torch.Tensor]:
-    """Read the policy's whole tensors onto the CPU, LoRA merged.
+def read_weights(state: Path, world_size: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Read what `save_pretrained` would write of the policy, onto the CPU, LoRA merged.
 
     Raises:
         DataError: a file is missing, or the layout is another.
     """
     folder = state / "model"
     whole = read_whole(folder) if folder.is_dir() else _merge_former(state, world_size)
-    return _merge_lora(whole, state / LORA_META) if any(name.endswith(_DOWN) for name in whole) else whole
+    module = _build_skeleton(state, whole)
+    names = {id(tensor): name for name, tensor in module.state_dict(keep_vars=True).items() if name in whole}
+    if strange := whole.keys() - set(names.values()) - _list_tied(module):
+        raise DataError(f"{state} holds {min(strange)}, which its configuration's model lacks: take another checkpoint")
+
+    def take(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in names:
+            lacking = next(name for name, one in module.state_dict(keep_vars=True).items() if one is tensor)
+            raise DataError(f"{state} lacks {lacking}: take another checkpoint")
+        return whole.pop(names[id(tensor)])  # what has been converted is not held twice
+
+    return build_checkpoint(module, take, lambda tensor: cast(tensor, dtype))
+
+
+def _build_skeleton(state: Path, whole: Mapping[str, torch.Tensor]) -> Any:
+    """Build the model that was saved, without its weights."""
+    config = AutoConfig.from_pretrained(state / CONFIGURATION)
+    meta = state / MODEL_META
+    known = json.loads(meta.read_text(encoding="utf-8")) if meta.is_file() else {}
+    family = known.get("class") or next(iter(config.architectures or ()), "")
+    adapted = sorted(name.removesuffix(_DOWN).removeprefix(_PREFIX) for name in whole if name.endswith(_DOWN))
+    module = build_skeleton(config, family, _read_adapter(state / LORA_META, adapted) if adapted else None)
+    if "conversions" in known:
+        set_conversions(module, known["conversions"])
+    return module
+
+
+def _read_adapter(meta: Path, adapted: list[str]) -> dict[str, Any]:
+    """Read the configuration of an adapter; where there are only rank and alpha, it is of the modules `adapted`."""
+    try:
+        found = json.loads(meta.read_text(encoding="utf-8"))
+        found = {"r": found["r"], "lora_alpha": found["lora_alpha"], "target_modules": adapted} | found
+        return {name: found[name] for name in _ADAPTER_FIELDS if name in found}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{meta} cannot be read ({error!r}): it must hold r and lora_alpha of the adapter") from None
+
+
+def _list_tied(module: Any) -> set[str]:
+    """Names of parameters that also have another name."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        names.setdefault(id(tensor), []).append(name)
+    return {name for same in names.values() if len(same) > 1 for name in same}
 
 
 def _merge_former(state: Path, world_size: int) -> dict[str, torch.Tensor]:
@@ -111,21 +159,3 @@ def _merge_parts(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
     placement = first.placements[0]
     local = [part._local_tensor for part in parts if isinstance(part, DTensor)]
     return torch.cat(local, dim=placement.dim) if isinstance(placement, Shard) else local[0]
-
-
-def _merge_lora(weights: Mapping[str, torch.Tensor], meta: Path) -> dict[str, torch.Tensor]:
-    """Compute W + alpha / r * B A, under the names of the model without an adapter."""
-    try:
-        adapter = json.loads(meta.read_text(encoding="utf-8"))
-        scaling = adapter["lora_alpha"] / adapter["r"]
-    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
-        raise DataError(f"{meta} cannot be read ({error!r}): it must hold r and lora_alpha of the adapter") from None
-    merged = {}
-    for name, weight in weights.items():
-        layer = name.removesuffix(_BASE)
-        if layer != name and layer + _DOWN in weights:
-            weight = weight + scaling * (weights[layer + _UP] @ weights[layer + _DOWN])
-            name = f"{layer}.weight"
-        if "lora_" not in name:
-            merged[name.removeprefix(_PREFIX).replace(".base_layer.", ".")] = weight
-    return merged

@@ -13,8 +13,6 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from forage_common.errors import UserError
-
 VARLEN = "varlen"
 PACKED = ("flash_attention_2", VARLEN, "flex_attention")
 """Attention implementations that keep packed rows apart at no cost for the pairs of tokens that they leave out."""
@@ -22,8 +20,6 @@ _HALF = (torch.bfloat16, torch.float16)
 _UNSUPPORTED = ("softcap", "s_aux")
 """Arguments of models whose attention is more than a softmax of scaled products."""
 _AMPERE = (8, 0)
-_APART = {"full_attention", "sliding_attention"}
-"""Kinds of layers, as Transformers names them, in which rows meet in attention alone."""
 
 
 def has_kernel(query: torch.Tensor) -> bool:
@@ -76,10 +72,7 @@ def attend_within_rows(
     unsupported = [name for name in _UNSUPPORTED if others.get(name) is not None]
     unsupported += ["dropout"] if dropout else []
     if unsupported:
-        raise ValueError(
-            f"the attention of {type(module).__name__} has {unsupported[0]}, which varlen lacks: "
-            "set trainer.engine.attn_implementation=sdpa or flash_attention_2"
-        )
+        raise ValueError(f"the attention of {type(module).__name__} has {unsupported[0]}, which varlen lacks")
     if cu_seq_lens_q is None or max_length_q is None or attention_mask is not None:
         raise ValueError("varlen attention needs packed rows and their bounds: set trainer.engine.use_remove_padding")
     if has_kernel(query):
@@ -100,24 +93,6 @@ def attend_within_rows(
     parts = (part.split(lengths, dim=2) for part in (query, key, value))
     rows = [_attend(q, k, v, scaling, sliding_window) for q, k, v in zip(*parts, strict=True)]
     return torch.cat(rows, dim=2).transpose(1, 2), None
-
-
-def check_packing(config: Any, is_stateful: bool) -> None:
-    """Check that all layers of a model keep packed rows apart.
-
-    Args:
-        config: Transformers' configuration of the model.
-        is_stateful: whether Transformers knows that the model carries a state from token to token.
-
-    Raises:
-        UserError: a layer carries such a state, or cuts the sequence by place.
-    """
-    others = set(getattr(config, "layer_types", None) or ()) - _APART
-    if is_stateful or others:
-        raise UserError(
-            f"the model {config.model_type} has layers of {min(others, default='a recurrent kind')}, which would mix "
-            "packed rows: set trainer.engine.use_remove_padding=false"
-        )
 
 
 def register_varlen() -> None:

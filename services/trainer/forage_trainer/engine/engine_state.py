@@ -4,8 +4,9 @@ Learning rate, its course and weight decay are no state: a run goes on under tho
 processes loads what any other number wrote, except the random state, of which each process has its own.
 
 Layout: `model/` and `optimizer/` (see `weights.shards`; moments are named `<parameter>.<moment>`), `schedule.json` with
-the step of the learning rate's course and the updates of each parameter, `random_rank_<rank>.json`, and `huggingface/`
-with the model's configuration and tokenizer.
+the step of the learning rate's course and the updates of each parameter, `random_rank_<rank>.json`, `huggingface/`
+with the model's configuration and tokenizer, and what an export needs besides: `model_meta.json` with the model's class
+and the conversions that it was loaded with, and `lora_train_meta.json` with PEFT's configuration of an adapter.
 """
 
 from __future__ import annotations
@@ -24,11 +25,15 @@ from verl.utils.device import get_device_name
 
 from forage_common.errors import DataError
 from forage_trainer.files import write_json
-from forage_trainer.weights.model_files import LORA_META, copy_configuration
+from forage_trainer.weights.adapter import describe_adapter
+from forage_trainer.weights.checkpoint_tensors import get_base, list_conversions
+from forage_trainer.weights.model_files import CONFIGURATION, LORA_META, MODEL_META, copy_configuration
 from forage_trainer.weights.shards import ANOTHER, describe_parts, load_parts, write_part
 
 MODEL, OPTIMIZER = "model", "optimizer"
-_SCHEDULE, _RANDOM, _CONFIGURATION = "schedule.json", "random_rank_{rank}.json", "huggingface"
+_SHARDED = "FSDP"
+"""What PyTorch puts before the name of a class whose parameters it shards."""
+_SCHEDULE, _RANDOM = "schedule.json", "random_rank_{rank}.json"
 
 
 def save_engine(engine: Any, folder: Path, rank: int) -> None:
@@ -37,7 +42,7 @@ def save_engine(engine: Any, folder: Path, rank: int) -> None:
     Raises:
         OSError: the disk is full or fails.
     """
-    _reshard(engine.module)
+    reshard(engine.module)
     if torch.cuda.is_available():
         torch.cuda.synchronize()  # verl's copies of offloaded tensors to the host are asynchronous
     write_part(folder / MODEL, _list_weights(engine.module), rank)
@@ -46,11 +51,12 @@ def save_engine(engine: Any, folder: Path, rank: int) -> None:
     if rank:
         return
     write_json(folder / _SCHEDULE, {"step": engine.lr_scheduler.last_epoch, "counts": _list_counts(engine)})
-    (folder / _CONFIGURATION).mkdir(exist_ok=True)
-    copy_configuration(Path(engine.model_config.local_path), folder / _CONFIGURATION)
+    (folder / CONFIGURATION).mkdir(exist_ok=True)
+    copy_configuration(Path(engine.model_config.local_path), folder / CONFIGURATION)
+    family = type(get_base(engine.module)).__name__.removeprefix(_SHARDED)
+    write_json(folder / MODEL_META, {"class": family, "conversions": list_conversions(engine.module)})
     if adapters := getattr(engine.module, "peft_config", None):
-        adapter = next(iter(adapters.values()))
-        write_json(folder / LORA_META, {"r": adapter.r, "lora_alpha": adapter.lora_alpha})
+        write_json(folder / LORA_META, describe_adapter(next(iter(adapters.values()))))
 
 
 def load_engine(engine: Any, folder: Path, rank: int) -> None:
@@ -102,7 +108,7 @@ def is_former(folder: Path) -> bool:
 @contextmanager
 def _parameters_on_device(engine: Any) -> Iterator[None]:
     """Hold offloaded parameters on the device: moments are created where their parameters are."""
-    _reshard(engine.module)
+    reshard(engine.module)
     if engine.is_param_offload_enabled:
         engine.to(get_device_name(), model=True, optimizer=False, grad=False)
     yield
@@ -112,7 +118,7 @@ def _parameters_on_device(engine: Any) -> Iterator[None]:
         engine.to("cpu", model=False, optimizer=True, grad=False)
 
 
-def _reshard(module: torch.nn.Module) -> None:
+def reshard(module: torch.nn.Module) -> None:
     """Put the shards, which the optimizer knows, in the place of copies that a forward pass has gathered."""
     for part in module.modules():
         if isinstance(part, FSDPModule):

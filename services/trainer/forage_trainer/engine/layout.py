@@ -5,6 +5,7 @@ Packed rows lie end to end in one row of the model's batch. Places are positions
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,7 @@ class Layout:
     columns: torch.Tensor
 
     @classmethod
-    def of(cls, micro: TensorDict, packed: bool) -> Layout:
+    def of(cls, micro: TensorDict | Mapping[str, torch.Tensor], packed: bool) -> Layout:
         """Describe a micro-batch by its jagged `prompts` and `responses`."""
         prompts, responses = (micro[name].offsets().diff() for name in ("prompts", "responses"))
         rows = torch.arange(len(prompts), device=prompts.device).repeat_interleave(responses)

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from forage_common.errors import DataError, UserError
+from forage_common.files.served_lora import get_served_lora_rank
 from forage_common.settings import AdvantageEstimator, Settings
 from forage_common.telemetry.logs import get_logger
 from forage_trainer.columns.arrays import ColumnFolder
 from forage_trainer.data.rows import split_mini_batches
 from forage_trainer.data.tensors import Rows, StepTensors
-from forage_trainer.engine import lora
 from forage_trainer.engine.actor_loss import ActorLoss, build_actor_config
 from forage_trainer.engine.critic_worker import CriticWorker
 from forage_trainer.engine.engine_config import (
@@ -28,6 +29,8 @@ from forage_trainer.engine.engine_config import (
 from forage_trainer.engine.spmd import Processes, collective
 from forage_trainer.engine.verl_worker import VerlWorker, collect, hand_out, mean
 from forage_trainer.files import describe_rank
+from forage_trainer.weights.adapter import count_adapted, extract_adapter
+from forage_trainer.weights.checkpoint_tensors import build_checkpoint, cast
 from forage_trainer.weights.model_files import Adapter
 
 _NAN = float("nan")
@@ -73,7 +76,7 @@ class PolicyWorker:
         if trainer.ref.param_offload and not self._on_gpu:
             raise UserError("trainer.ref.param_offload needs a GPU, and there is none: leave it out")
         tokens, path = self._settings.ppo_max_token_len_per_gpu, settings.model.path
-        self._lora = trainer.lora.lora_rank > 0
+        self._lora, self._targets = trainer.lora.lora_rank > 0, trainer.lora.target_modules
         self._actor = VerlWorker(
             "language_model",
             build_model_config(path, resolved, trainer.lora),
@@ -81,6 +84,8 @@ class PolicyWorker:
             build_optimizer_config(self._settings.optim, trainer.total_training_steps),
             self.processes,
         )
+        if self._lora and self.processes.rank == 0:
+            self._report_adapter(get_served_lora_rank(settings), settings.rollout.engine.max_lora_rank)
         self._loss = ActorLoss(
             build_actor_config(self._settings, settings.rollout.n), trainer.algorithm.rollout_correction
         )
@@ -269,16 +274,18 @@ class PolicyWorker:
 
     @collective
     def weights(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Return all parameters by name, on the CPU, LoRA merged, without a tied output head; {} except on rank 0."""
-        engine = self._actor.engine
-        tied = bool(getattr(engine.model_config.hf_config, "tie_word_embeddings", False))
-        tensors = lora.merge_adapter(engine.module, self._device) if self._lora else engine.get_per_tensor_param()[0]
-        weights = {}
-        # Every process must consume the iterator: each tensor is gathered from all of them.
-        for name, tensor in tensors:
-            if self.processes.rank == 0 and not (tied and name.endswith("lm_head.weight")):
-                weights[name] = tensor.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()
-        return weights
+        """Return what `save_pretrained` would write, on the CPU, LoRA merged; {} except on rank 0."""
+        is_kept = self.processes.rank == 0
+
+        def gather(tensor: torch.Tensor) -> torch.Tensor:
+            whole = self._gather(tensor)
+            return whole if is_kept else torch.empty_like(whole, device="meta")
+
+        def finish(whole: torch.Tensor) -> torch.Tensor:
+            return cast(whole, dtype, device="cpu" if is_kept else "meta", copy=True)
+
+        weights = build_checkpoint(self._actor.engine.module, gather, finish)
+        return weights if is_kept else {}
 
     @collective
     def adapter(self, dtype: torch.dtype) -> Adapter:
@@ -289,7 +296,32 @@ class PolicyWorker:
         """
         if not self._lora:
             raise ValueError("the policy has no adapter: trainer.lora.lora_rank is 0")
-        return lora.extract_adapter(self._actor.engine.module, self._device, dtype)
+        return extract_adapter(self._actor.engine.module, self._gather, dtype)
+
+    def _report_adapter(self, served: int, asked: int) -> None:
+        """Log what is adapted, and whether engines get the adapter or merged policies.
+
+        Raises:
+            UserError: they would get an adapter that they cannot serve.
+        """
+        module = self._actor.engine.module
+        counts = count_adapted(module)
+        trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+        get_logger().info("adapter_trained", **counts, parameters=trained, merged=not served)
+        changed = [kind for kind in ("experts", "routers") if counts[kind]]
+        if served and changed:
+            raise UserError(
+                f"the adapter has {' and '.join(changed)}, of which engines serve none: set "
+                "rollout.engine.max_lora_rank=0, so that whole policies are published"
+            )
+        if asked and not served:
+            reason = f"the model has experts, and trainer.lora.target_modules={self._targets} may change them"
+            get_logger().warning("merged_policies_published", reason=reason, max_lora_rank=asked)
+
+    def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Make a parameter whole, on this process's device; every process must do so."""
+        tensor = tensor.detach().to(self._device)
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def _describe(self, folder: Path) -> None:
         try:

@@ -6,7 +6,7 @@ log-probabilities and entropies of response tokens alone, never with all logits 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,14 +14,18 @@ from peft.tuners.lora import LoraLayer
 from tensordict import TensorDict
 from torch.optim.lr_scheduler import LambdaLR
 from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_name
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
 from forage_common.errors import UserError
 from forage_common.telemetry.logs import get_logger
 from forage_trainer.data.tensors import split_rows
-from forage_trainer.engine.attention import check_packing, register_varlen
+from forage_trainer.engine.attention import register_varlen
+from forage_trainer.engine.engine_state import reshard
 from forage_trainer.engine.head import FusedHead, Question, find_obstacle, score_logits
 from forage_trainer.engine.layout import Layout
+from forage_trainer.engine.packing import agree, build_probe, draw_rows, measure_packing
+from forage_trainer.weights.checkpoint_tensors import get_base
 
 register_varlen()
 
@@ -29,11 +33,83 @@ register_varlen()
 class _Engine(FSDPEngine):  # type: ignore[misc, unused-ignore]
     """What both kinds of engines change in how verl builds a model and its optimizer."""
 
+    use_remove_padding: bool
+    """Whether rows are packed."""
+
     def _build_module(self) -> Any:
-        module = super()._build_module()
+        """Build the model, with the attention that transformers chooses for it where it lacks that of the settings."""
+        try:
+            return super()._build_module()
+        except (KeyError, ValueError, NotImplementedError, ImportError) as error:
+            config = self.model_config.hf_config
+            wanted, config._attn_implementation = config._attn_implementation, None
+            try:
+                module = super()._build_module()
+            except Exception:  # noqa: BLE001 - it was not the attention: the first error is the one to say
+                raise error from None
+            self._pad_instead(f"{type(module).__name__} has no attention {wanted} ({error!r})")
+            return module
+
+    def initialize(self) -> None:
+        """Build model and optimizer; rows are padded where the model does not keep packed ones apart."""
+        super().initialize()
         if self.use_remove_padding:
-            check_packing(module.config, bool(getattr(module, "_is_stateful", False)))
-        return module
+            if problem := self._find_packing_problem():
+                self._pad_instead(problem)
+            reshard(self.module)
+
+    def _pad_instead(self, reason: str) -> None:
+        event = "rows_are_padded" if self.use_remove_padding else "attention_replaced"
+        self.use_remove_padding = False
+        if torch.distributed.get_rank() == 0:
+            get_logger().warning(event, reason=reason, model=self.model_config.hf_config.model_type)
+
+    def _find_packing_problem(self) -> str | None:
+        """Find out why rows must not be packed; None: they may be. Where they must not, attention is set for padding.
+
+        Raises:
+            UserError: the model computes neither packed nor padded rows.
+        """
+        model, device = get_base(self.module), torch.device(get_device_name())
+        packing, padding = model.config._attn_implementation, model.get_correct_attn_implementation(None)
+        rows = draw_rows(model.config, self.engine_config.max_token_len_per_gpu, device)
+
+        def compute(rows: Sequence[torch.Tensor], packed: bool, which: int) -> torch.Tensor:
+            model.set_attn_implementation(packing if packed else padding)
+            return self._compute_places(*build_probe(rows, packed, which))[0 if packed else which].float()
+
+        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        with self.eval_mode(), torch.no_grad(), torch.random.fork_rng(devices):
+            try:
+                self.module.train()  # an attention that lacks dropout refuses it only then
+                compute(rows[::2], True, 1)
+                self.module.eval()
+                problem = agree(measure_packing(compute, rows), device).find_problem(self._autocast_dtype)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever a model's code does with packed rows, padded ones may do
+                problem = f"it computes no packed rows ({error!r})"
+            if problem is None:
+                model.set_attn_implementation(packing)
+                return None
+            self.module.eval()
+            try:
+                compute(rows[::2], False, 1)
+            except Exception as error:
+                raise UserError(
+                    f"models of the kind {model.config.model_type} cannot be trained here: {problem}, nor padded ones "
+                    f"({error!r}); set model.path to one of another kind"
+                ) from error
+        return problem
+
+    def _compute_places(self, inputs: dict[str, Any], places: torch.Tensor) -> torch.Tensor:
+        """Compute outputs of the tokens in the given columns, (rows, places, width)."""
+        dtype = self._autocast_dtype
+        with torch.autocast(get_device_name(), dtype=dtype, enabled=dtype != torch.float32):
+            return self._score_places(inputs, places)
+
+    def _score_places(self, inputs: dict[str, Any], places: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
 
     def _build_fsdp_module(self, module: Any) -> Any:
         """Leave a forward-only model on the device unless its parameters are to be offloaded; verl offloads each."""
@@ -84,6 +160,10 @@ class ScoringEngine(_Engine, FSDPEngineWithLMHead):  # type: ignore[misc, unused
             )
         return module
 
+    def _score_places(self, inputs: dict[str, Any], places: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.module(**inputs, logits_to_keep=places, use_cache=False).logits
+        return logits
+
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
         """Ask for the needed tokens only."""
         layout = Layout.of(micro_batch, self.use_remove_padding)
@@ -125,6 +205,10 @@ class ScoringEngine(_Engine, FSDPEngineWithLMHead):  # type: ignore[misc, unused
 
 class ValueEngine(_Engine, FSDPEngineWithValueHead):  # type: ignore[misc, unused-ignore]
     """Values of a value model."""
+
+    def _score_places(self, inputs: dict[str, Any], places: torch.Tensor) -> torch.Tensor:
+        values: torch.Tensor = self.module(**inputs, use_cache=False).logits[:, places]
+        return values
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
         layout = Layout.of(micro_batch, self.use_remove_padding)

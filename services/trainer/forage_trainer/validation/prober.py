@@ -14,6 +14,7 @@ from forage_common.clients.calls import RefusedError
 from forage_common.clients.concurrency import map_concurrently
 from forage_common.clients.rollout import RolloutClient
 from forage_common.errors import SettingsError
+from forage_common.files.served_lora import get_served_lora_rank
 from forage_common.security.tokens import authorization_metadata
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
@@ -56,7 +57,7 @@ class TrainingProber:
         Raises:
             SettingsError: the file of the rollout service's token cannot be read; or adapters are published.
         """
-        rank = settings.rollout.engine.max_lora_rank
+        rank = get_served_lora_rank(settings)
         if rank:
             raise SettingsError(
                 f"rollout.engine.max_lora_rank is {rank}: completions, which probes ask for, are sampled "

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from forage_common.files.served_lora import get_served_lora_rank
 from forage_common.settings import Settings
 from forage_trainer.weights.model_files import Adapter
 
@@ -31,13 +32,13 @@ class Worker(Protocol):
 
 
 def copy_weights(worker: Worker, settings: Settings, declared: str) -> Mapping[str, torch.Tensor] | Adapter:
-    """Copy what is to be published to the CPU: the whole policy, or its adapter where the engine loads nothing else.
+    """Copy what is to be published to the CPU: the whole policy, or its adapter where engines serve it.
 
     Args:
         declared: as of `choose_dtype`.
     """
     dtype = choose_dtype(settings, declared)
-    return worker.adapter(dtype) if settings.rollout.engine.max_lora_rank else worker.weights(dtype)
+    return worker.adapter(dtype) if get_served_lora_rank(settings) else worker.weights(dtype)
 
 
 def choose_dtype(settings: Settings, declared: str) -> torch.dtype:

@@ -19,6 +19,7 @@ from transformers.utils import logging
 from forage_common.errors import DataError
 from forage_common.settings import PublishSettings
 from forage_trainer.files import stage_folder
+from forage_trainer.weights.checkpoint_tensors import build_checkpoint
 from forage_trainer.weights.model_files import WeightsFile, write_model_folder
 
 _PRE_TOKENIZERS = {
@@ -52,8 +53,7 @@ def convert(source: Path, target: Path) -> tuple[WeightsFile, ...]:
     # transformers counts the model as quantized, because of the file that it was read from; its tensors are fp32 now.
     del model.config.quantization_config
     model.config.architectures = [type(model).__name__]
-    tied = model._tied_weights_keys if model.config.tie_word_embeddings else ()
-    weights = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+    weights = build_checkpoint(model, torch.Tensor.detach, torch.Tensor.detach)
     with tempfile.TemporaryDirectory() as config_folder, stage_folder(target) as folder:
         tokenizer.save_pretrained(config_folder)
         model.config.save_pretrained(config_folder)

@@ -18,8 +18,12 @@ from forage_trainer.weights.safetensors_file import digest_safetensors, write_sa
 
 INDEX = f"{WEIGHTS}.index.json"
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+CONFIGURATION = "huggingface"
+"""Folder of a checkpoint with the configuration and tokenizer of its model."""
 LORA_META = "lora_train_meta.json"
-"""Rank and alpha of a checkpoint's adapter."""
+"""PEFT's configuration of a checkpoint's adapter; of checkpoints before version 0.2 rank and alpha alone."""
+MODEL_META = "model_meta.json"
+"""Class and conversions of a checkpoint's model."""
 _STEM, _SUFFIX = Path(WEIGHTS).stem, Path(WEIGHTS).suffix
 _COPIED = {".json", ".txt", ".jinja", ".model"}
 
@@ -52,7 +56,7 @@ def write_model_folder(
         OSError: the disk is full or fails.
     """
     copy_configuration(source, folder)
-    dtype = next(iter(weights.values())).dtype
+    dtype = next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
     config = set_dtype(json.loads((source / "config.json").read_text(encoding="utf-8")), dtype)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     shards = dict(_name_shards(weights, shard_bytes))

@@ -305,5 +305,5 @@ def _describe_part(policy: Policy, files: Iterable[PolicyFile]) -> PolicyPart:
 
 def _view_bits(weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """The elements of tensors as flat arrays of unsigned integers, in the same memory."""
-    unsigned = {2: torch.uint16, 4: torch.uint32}
+    unsigned = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
     return {name: w.detach().reshape(-1).view(unsigned[w.itemsize]).numpy() for name, w in weights.items()}

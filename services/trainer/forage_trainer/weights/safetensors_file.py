@@ -13,14 +13,23 @@ from blake3 import blake3
 
 from forage_policies.digests import PREFIX
 
-_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_NAMES = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""The integers are tables in a model's buffers, such as the experts of each token."""
 _ALIGNED = 8
 _PIECE = 4 << 20
 """Bytes; small enough that the second thread still finds them in a cache."""
 
 
 def write_safetensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> str:
-    """Write floating-point tensors in the safetensors format and flush them to the disk.
+    """Write tensors in the safetensors format and flush them to the disk.
 
     Returns: the file's digest.
 
