@@ -32,16 +32,11 @@ GONE_IMPORTS = {
 }
 """(module of verl, name of transformers that it imports) → why that it is gone does not matter."""
 MISSING_ATTRIBUTES = {
-    ("convert_weight_keys", "_checkpoint_conversion_mapping"): (
-        "gone since transformers 5: verl renames nothing, so its names are those in memory"
-    ),
     ("get_hf_auto_model_class", "auto_map"): "of models with code of their own",
     ("__post_init__", "mtp_num_hidden_layers"): "of models that predict several tokens",
     ("__post_init__", "num_nextn_predict_layers"): "of models that predict several tokens",
     ("__post_init__", "text_config"): "of models of images and text",
     ("_build_module", "_verl_strip_modules"): "verl's own",
-    ("get_per_tensor_param", "_fsdp_wrapped_module"): "of FSDP's first version",
-    ("get_per_tensor_param", "peft_config"): "of models with adapters",
 }
 """(function of verl, attribute of a model or a configuration that it looks for in vain) → why that is right."""
 
