@@ -35,6 +35,7 @@ from forage_trainer.data.dataset import make_batches, report_questions
 from forage_trainer.data.routes import EnvironmentCheck, check_rewards
 from forage_trainer.shifts import ShiftError, Shifts
 from forage_trainer.waiting import CALL_TIMEOUT_S, CollectiveTimeoutError, RedisRetry
+from forage_trainer.weights.completeness import check_complete
 from forage_trainer.weights.policy_store import find_policies_place
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def run_leader(settings: Settings, stop: Stop) -> int:
     check_training(settings)
     RunSignatures(settings.security, settings.run.id).require_signer("the trainer")
     check_model_folder(settings.model.path)
+    check_complete(settings.model.path)
     find_policies_place(settings.trainer.publish.uri)
     if settings.trainer.upload_url:
         open_upload(settings.trainer.upload_url)

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from forage_common.errors import DataError
 from forage_common.settings import Settings
 from forage_trainer.model_check.__main__ import app, list_facts
+from forage_trainer.weights.completeness import check_complete
 
 TURNS = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
 BEGIN = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -122,3 +124,18 @@ def test_rows_with_other_positions_are_found(repository: Path, monkeypatch: pyte
     (fact,) = [fact for fact in list_facts(repository / "models/tiny-policy", settings) if fact.topic == "rows"]
     assert fact.level == "warning"
     assert "differ by" in fact.seen
+
+
+def test_a_folder_without_all_tensors_is_refused_and_named(tmp_path: Path, repository: Path) -> None:
+    folder = shutil.copytree(repository / "models/tiny-policy", tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.0.mlp.down_proj.weight"]
+    tensors["model.norm.weight"] = tensors["model.norm.weight"][:-1].clone()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    code, facts = check(folder)
+    assert code == 1
+    assert "1 tensors are missing (model.layers.0.mlp.down_proj.weight)" in facts["weights"]["seen"]
+    with pytest.raises(DataError, match=r"is not the whole model: .*down_proj.*model\.norm\.weight"):
+        check_complete(folder)
+    check_complete(repository / "models/tiny-policy")
+    check_complete(tmp_path)  # no model: others say so

@@ -144,8 +144,8 @@ def test_safetensors_reads_back_what_was_written_and_the_digest_is_that_of_the_f
 
 
 def test_an_unsupported_dtype_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"table is of torch\.int64: expected one of torch\.float32"):
-        write_safetensors(tmp_path / "w", {"table": torch.zeros(2, dtype=torch.int64)})
+    with pytest.raises(ValueError, match=r"table is of torch\.complex64: expected one of torch\.float32"):
+        write_safetensors(tmp_path / "w", {"table": torch.zeros(2, dtype=torch.complex64)})
 
 
 def test_a_failed_write_raises_the_disks_error(tmp_path: Path) -> None:

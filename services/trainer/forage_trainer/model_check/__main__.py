@@ -21,6 +21,7 @@ from forage_common.text.console import TextConsole
 from forage_common.text.terminal import printable
 from forage_trainer.chats.chat_tokenizer import load_tokenizer
 from forage_trainer.chats.template_facts import Fact, Level, TemplateProbe
+from forage_trainer.weights.completeness import find_incomplete
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 _LARGEST = 2 * 2**30
@@ -90,6 +91,13 @@ def list_facts(folder: Path, settings: Settings, template: Path | None = None, r
 
     prompt = probe.render([{"role": "user", "content": "Which river is the longest?"}], prompt=True)
     facts += check_tokenizer(tokenizer, prompt)
+    incomplete = find_incomplete(folder)
+    if incomplete:
+        remedy = "give a complete folder: the trainer refuses this one"
+        facts.append(Fact("weights", incomplete, "", remedy, Level.WARNING))
+        rows = False
+    else:
+        facts.append(Fact("weights", "every tensor of the model is there"))
     if rows is None:
         try:
             rows = sum((folder / name).stat().st_size for name in list_weight_files(folder)) <= _LARGEST
