@@ -22,6 +22,7 @@ PARTS = {
     "index": ("retriever", "forage_retriever.command.main"),
     "reward": ("reward", "forage_reward.command.main"),
     "trainer": ("trainer", "forage_trainer.command"),
+    "model check": ("trainer", "forage_trainer.model_check.__main__"),
 }
 """Part of the page → environment and module of its typer application."""
 _INTRODUCTION = """# Command line
@@ -44,6 +45,8 @@ def render_section(part: str) -> str:
 
     command = typer.main.get_command(importlib.import_module(PARTS[part][1]).app)
     name = "forage" if part == "forage" else f"forage {part}"
+    if not hasattr(command, "commands"):  # a single command
+        return _entry(command, f"## `{name}`", name)
     return "\n".join(_commands(command, name, 2))
 
 
@@ -56,6 +59,8 @@ def _commands(command: Any, path: str, level: int) -> Iterator[str]:
     level += path != "forage"
     siblings: dict[str, list[str]] = {}
     for name, child in children.items():
+        if f"{path} {name}".removeprefix("forage ") in PARTS and level > 2:
+            continue  # as above
         if getattr(child, "commands", None):
             yield from _commands(child, f"{path} {name}", level)
         else:

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from forage_cli.local.stack import Stack
 from forage_cli.main import app
+from forage_common.files.template_values import keep_template_date
 from forage_common.settings import load_settings
 
 SECRET = "S3cr3t"
@@ -41,4 +42,4 @@ def test_settings_with_a_password_are_their_owners(tmp_path: Path, url: str, mod
     file.chmod(0o666)
     Stack(settings, []).start()
     assert file.stat().st_mode & 0o777 == mode
-    assert load_settings(file) == settings
+    assert load_settings(file) == keep_template_date(settings)

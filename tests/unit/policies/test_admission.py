@@ -228,7 +228,7 @@ def test_nothing_outside_is_read_and_no_connection_is_made(
     def touch(uri: str) -> Any:
         raise AssertionError(f"{uri} was opened")
 
-    monkeypatch.setattr(storage, "url_to_fs", touch)
+    monkeypatch.setattr(storage, "open_address", touch)
     with pytest.raises(PolicyError, match=r"is refused: .*(is not allowed|is no address)"):
         unprotected(tmp_path).load(policy)
 
