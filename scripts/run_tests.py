@@ -144,6 +144,9 @@ class Job:
         self.status = 0 if ended.returncode == _NO_TESTS else ended.returncode
         if self.report.exists():
             self.cases = list(read_cases(self.report))
+        elif not self.status:  # a test ended the process, or another program took its place
+            self.status = 1
+            return f"{ended.stdout}\n{self.title} ended without a report, as if nothing had failed\n"
         return ended.stdout
 
     def repeat_failed(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 from pathlib import Path
 
@@ -105,6 +106,16 @@ def test_totals_are_those_of_the_reports(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_run_that_ended_without_a_report_counts_as_failed(capsys: pytest.CaptureFixture[str]) -> None:
     assert summarize([build_job("unit/cli", status=139)]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "0 passed, 1 failed, 0 skipped"
+
+
+def test_a_run_that_ended_well_and_left_no_report_has_failed(monkeypatch: pytest.MonkeyPatch, tree: Path) -> None:
+    """As where a test calls `os.execve`: another program takes the place of pytest, and ends with 0."""
+    file = run_tests.TESTS / "unit/cli/test_it.py"
+    job = Job(file.parent, [file])
+    ended = subprocess.CompletedProcess([], 0, "half of the dots")
+    monkeypatch.setattr(run_tests, "_run", lambda command: ended)
+    assert "half of the dots\nunit/cli ended without a report" in job.run([])
+    assert summarize([job]) == 1
 
 
 def test_a_process_that_a_test_left_behind_fails_the_run(capsys: pytest.CaptureFixture[str]) -> None:
