@@ -49,10 +49,15 @@ def read_view(item: reward_pb2.ScoreItem) -> TrajectoryView:
         spans.append(Span(role, span.text))
     if not has_model_span:
         raise InvalidItemError("no span was written by the model, so there is nothing to score")
-    return TrajectoryView(join_opening(spans), item.end_of_turn, tuple(map(_read_turn, item.turns)))
+    return TrajectoryView(join_opening(spans), item.end_of_turn, tuple(map(read_turn, item.turns)))
 
 
-def _read_turn(turn: trajectory_pb2.Turn) -> Turn:
+def read_turn(turn: trajectory_pb2.Turn) -> Turn:
+    """Read a turn.
+
+    Raises:
+        InvalidItemError: its action is not known.
+    """
     action = _ACTIONS.get(turn.action)
     if action is None:
         raise InvalidItemError(f"turn {turn.index} has no known action ({turn.action}): set invalid, search or answer")

@@ -10,7 +10,7 @@ import pytest
 
 from forage_common.v1.reward_pb2 import ScoreItem
 from forage_common.v1.trajectory_pb2 import Role, Span
-from forage_reward.command.dumps import read_row
+from forage_reward.command.dumps import RowError, read_row
 from forage_reward.registry import bind_reward
 from forage_reward.score import Score
 from forage_reward.trajectory import GroundTruth
@@ -68,7 +68,20 @@ def test_a_validations_rows_are_scored_as_its_trajectories_were() -> None:
             {"role": "opening", "text": "<think>\n"},
             {"role": "model", "text": LAST["right"].removeprefix("<think>\n")},
         ],
+        "turns": [{"index": 1, "action": "ACTION_KIND_ANSWER", "content": "Oslo", "tag": "answer"}],
         "targets": ["Oslo"],
     }
     found = read_row(row)
     assert bind_reward("search_r1_format", {}, "here")(found.view, found.truth).total == 1.0
+    assert [(turn.action, turn.content, turn.answered) for turn in found.view.turns] == [("answer", "Oslo", False)]
+    search = {
+        "action": "ACTION_KIND_SEARCH",
+        "content": "q",
+        "executed": True,
+        "retrieval_status": "STATUS_OK",
+        "new": 1,
+    }
+    (turn,) = read_row(row | {"turns": [search]}).view.turns
+    assert (turn.action, turn.answered) == ("search", True)
+    with pytest.raises(RowError, match="a turn is not"):
+        read_row(row | {"turns": [search | {"action": "ACTION_KIND_DANCE"}]})

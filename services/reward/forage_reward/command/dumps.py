@@ -15,6 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from google.protobuf.json_format import ParseDict, ParseError
+
+from forage_common.v1 import trajectory_pb2
+from forage_reward import wire
 from forage_reward.parsing.raw_text import ASSISTANT_MARKER, PLAIN_MARKER, split_spans
 from forage_reward.trajectory import Action, GroundTruth, Role, Span, TrajectoryView, Turn, join_opening
 
@@ -91,11 +95,15 @@ def _read_spans(row: Mapping[str, Any]) -> tuple[Span, ...]:
 
 def _read_turn(turn: Any) -> Turn:
     try:
+        if str(turn["action"]).startswith("ACTION_KIND_"):  # as runs store it
+            return wire.read_turn(ParseDict(turn, trajectory_pb2.Turn(), ignore_unknown_fields=True))
         return Turn(Action(turn["action"]), _check_text(turn["content"], "content"), bool(turn["answered"]))
     except RowError:
         raise
-    except (TypeError, KeyError, ValueError):
-        raise RowError("a turn is not {action: invalid|search|answer, content: …, answered: …}") from None
+    except (TypeError, KeyError, ValueError, ParseError):
+        raise RowError(
+            "a turn is not {action: invalid|search|answer, content: …, answered: …}, nor a forage.v1.Turn as JSON"
+        ) from None
 
 
 def _read_truth(row: Mapping[str, Any]) -> GroundTruth:
