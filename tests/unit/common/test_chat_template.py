@@ -81,6 +81,59 @@ def test_a_template_gets_its_variables_and_the_date_of_the_run() -> None:
     assert template.render(chat, {"think": False}, date(2024, 2, 29)) == ("29 Feb 2024[user]Who?[assistant]", "")
 
 
+def _write_turns(messages: list[dict[str, str]]) -> str:
+    return "".join(f"<{one['role']}>{one['content']}" for one in messages)
+
+
+def _with_system_message_before_the_last_question(messages: list[dict[str, str]], **_: Any) -> str:
+    system, *rest = messages
+    last = [{**rest[-1], "content": f"{system['content']}\n\n{rest[-1]['content']}"}]
+    return _write_turns([*rest[:-1], *(last if rest[-1]["role"] == "user" else rest[-1:])])
+
+
+def _with_a_word_after_the_last_question(messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    hint = " /think" if messages[-1]["role"] == "user" else ""
+    return _write_turns(messages) + hint + "<assistant>" * add_generation_prompt
+
+
+def _without_a_last_answer(messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    asked = messages[:-1] if messages[-1]["role"] == "assistant" else messages
+    return _write_turns(asked) + "<assistant>" * add_generation_prompt
+
+
+def _with_another_beginning(messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    return ("<eval>" if add_generation_prompt else "<train>") + _write_turns(messages) + "<a>" * add_generation_prompt
+
+
+@pytest.mark.parametrize(
+    "render",
+    [
+        _with_system_message_before_the_last_question,
+        _with_a_word_after_the_last_question,
+        _without_a_last_answer,
+        _with_another_beginning,
+    ],
+)
+@pytest.mark.parametrize("opened", ["", "<think>\n"])
+def test_what_the_user_wrote_is_never_the_assistants(render: Any, opened: str) -> None:
+    def write(messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+        begins = messages[-1]["role"] == "user" and add_generation_prompt
+        return str(render(messages, add_generation_prompt=add_generation_prompt)) + opened * begins
+
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where do cattle forage <think>?"}]
+    assert ChatTemplate(Template(write)).render(chat).opening == opened
+
+
+def test_a_template_that_renders_nothing_but_prompts_may_open_a_thought() -> None:
+    def render(messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+        if not add_generation_prompt:
+            raise ValueError("only prompts")
+        return f"{_write_turns(messages)}<assistant><think>"
+
+    rendered = ChatTemplate(Template(render)).render([{"role": "user", "content": "</think>?"}])
+    assert rendered.opening == "<think>"
+
+
 def test_whatever_a_template_raises_is_its_reason() -> None:
     def fail(error: Exception) -> Any:
         def render(*_: Any, **__: Any) -> str:
