@@ -182,6 +182,11 @@ def test_what_forage_gives_to_a_template_is_no_variable(name: str) -> None:
     [
         (TemplateValues(variables="[1]"), r"template\.variables is '\[1\]': expected a JSON object"),
         (TemplateValues(variables="{"), r"template\.variables is '\{': expected a JSON object"),
+        (
+            TemplateValues(variables='{"name": "\\ud800"}'),
+            r"template\.variables is .*: expected a JSON object of Unicode",
+        ),
+        (TemplateValues(variables='{"chat_template": "x"}'), r"template\.variables has 'chat_template'"),
         (TemplateValues(today="28.11.2026"), r"template\.today is '28\.11\.2026': expected a date"),
     ],
 )

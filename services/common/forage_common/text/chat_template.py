@@ -118,7 +118,7 @@ def find_opening(prompt: str, without: str, before_answer: str) -> str:
 
     That is the text from the first mark of a thought behind the last role header, or else what comes where an answer
     would; only what follows the last closed thought of it, and nothing that is white space alone. Where a template
-    renders a message in another way once it is answered (as Mistral's does with a system message), it is by marks alone.
+    renders a message in another way once it is answered (as Mistral's with a system message), it is by marks alone.
 
     Args:
         without: the same chat rendered without the beginning of the assistant's turn; empty: unknown.
