@@ -8,6 +8,8 @@ from datetime import date
 from enum import StrEnum
 from typing import Any
 
+import jinja2
+
 from forage_common.files.template_values import keep_template_date
 from forage_common.settings import Settings
 from forage_common.text.chat_template import Chat, ChatTemplate, TemplateError
@@ -62,16 +64,17 @@ def list_matters(template: ChatTemplate, settings: Settings) -> list[Fact]:
     today = keep_template_date(settings).data.template_date
     assert today is not None, "it has just been set"
     probe = TemplateProbe(template, settings.data.apply_chat_template_kwargs, today)
-    facts = probe.check_variables()
+    facts: list[Fact] = []
     rewards = {name for route in settings.reward.routes.values() for name in route.title.split("+")}
     try:
+        facts += probe.check_variables()
         prompt = probe.render([_user(_QUESTION)], prompt=True)
         facts += [
             probe.check_opening(),
             probe.check_date(prompt),
             *(probe.check_format() if rewards & _FORMATTED else ()),
         ]
-    except TemplateError:
+    except (TemplateError, jinja2.TemplateError):  # the latter of a text that is no template
         pass  # the reader of the questions says which of them it refuses, and why
     return [fact for fact in facts if fact.level is not Level.FINE]
 
@@ -128,8 +131,10 @@ class TemplateProbe:
         if opening and not opening.strip().startswith(_FORMAT[0]):
             seen = f"no trajectory can have the format of search_r1_format: it begins with {opening!r}, not <think>"
             return [Fact("format", seen, "", remedy, Level.WARNING)]
-        if text.rstrip().endswith("Assistant:"):
-            seen = "no trajectory can have the format of search_r1_format: the prompt ends with a plain 'Assistant:'"
+        if text.removesuffix(opening).rstrip().endswith("Assistant:"):
+            seen = (
+                "no trajectory can have the format of search_r1_format: a plain 'Assistant:' begins the policy's turn"
+            )
             return [Fact("format", seen, "", remedy, Level.WARNING)]
         return []
 
