@@ -70,6 +70,7 @@ def list_matters(template: ChatTemplate, settings: Settings) -> list[Fact]:
         facts += probe.check_variables()
         prompt = probe.render([_user(_QUESTION)], prompt=True)
         facts += [
+            *probe.check_question(prompt),
             probe.check_opening(),
             probe.check_date(prompt),
             *(probe.check_format() if rewards & _FORMATTED else ()),
@@ -95,14 +96,13 @@ class TemplateProbe:
         """
         prompt = self.render([_user(_QUESTION)], prompt=True)
         return [
+            *self.check_question(prompt),
             self.check_opening(),
             *self.check_format(),
             self.check_system(),
             self.check_two_questions(),
             self.check_tool(),
-            self.check_thoughts(),
-            self.check_white_space(),
-            self.check_history(prompt),
+            *self.check_chats(prompt),
             self.check_date(prompt),
             self.check_switches(prompt),
             *self.check_variables(),
@@ -111,6 +111,13 @@ class TemplateProbe:
 
     def render(self, chat: Chat, prompt: bool = False, today: date | None = None, **more: Any) -> str:
         return self.template.render_text(chat, {**self.variables, **more}, today or self.today, prompt)
+
+    def check_question(self, prompt: str) -> list[Fact]:
+        """Whether the policy sees the question."""
+        if _QUESTION in prompt:
+            return []
+        seen = f"the prompt lacks the question, or changes it: {prompt[-60:]!r}"
+        return [Fact("question", seen, "", "give a template that renders the user's message", Level.WARNING)]
 
     def check_opening(self) -> Fact:
         """How the assistant's turn begins."""
@@ -152,6 +159,15 @@ class TemplateProbe:
         fact = self._check_role("tool message", chat, _THOUGHT)
         done = "search trajectories do not need it: observations are tokens of the loop, no messages"
         return fact if fact.level is Level.FINE else Fact(fact.topic, fact.seen, done, "", Level.NOTE)
+
+    def check_chats(self, prompt: str) -> list[Fact]:
+        """What becomes of the assistant's text in a chat's history."""
+        try:
+            self.render([_user(_QUESTION), _assistant(_ANSWER), _user(_QUESTION)])
+        except TemplateError as error:
+            done = "within a trajectory nothing is rendered again"
+            return [Fact("chats", f"a chat with an answer is refused ({error})", done, "", Level.NOTE)]
+        return [self.check_thoughts(), self.check_white_space(), self.check_history(prompt)]
 
     def check_thoughts(self) -> Fact:
         """Whether earlier thoughts stay in the history."""
