@@ -124,6 +124,13 @@ def test_what_the_user_wrote_is_never_the_assistants(render: Any, opened: str) -
     assert ChatTemplate(Template(write)).render(chat).opening == opened
 
 
+def test_a_template_that_always_begins_a_turn_and_rewrites_history_may_open_a_thought() -> None:
+    asked = f"{ASKED} /think<|a|>"
+    assert find_opening(f"{asked}<think>\n", f"{asked}<think>\n", f"{ASKED}<|a|>") == "<think>\n"
+    assert find_opening(f"{asked}<think>\n", f"{asked}<think>\n", f"{asked}<think>\n\n</think>\n\n") == "<think>\n"
+    assert find_opening(asked, asked, f"{ASKED}<|a|>") == ""
+
+
 def test_a_template_that_renders_nothing_but_prompts_may_open_a_thought() -> None:
     def render(messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
         if not add_generation_prompt:

@@ -127,8 +127,8 @@ def find_opening(prompt: str, without: str, before_answer: str) -> str:
     header = _count_common(prompt, without) if without else len(prompt)
     answer = _count_common(prompt, before_answer) if before_answer else len(prompt)
     if answer < header and (header < len(prompt) or not prompt.startswith(before_answer.rstrip())):
-        answer, before_answer = len(prompt), ""
-    if not without and not before_answer:
+        answer = len(prompt)
+    if header == answer == len(prompt):
         return find_open_thought(prompt)
     marks = [mark for mark in _MARK.finditer(prompt) if mark.start() >= header or mark.end() > answer]
     begin = min([answer, *(mark.start() for mark in marks)])
