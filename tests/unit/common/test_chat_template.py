@@ -46,6 +46,7 @@ def test_an_opening_is_found_where_the_template_takes_no_answer_or_ignores_wheth
     assert find_opening(f"{ASKED}<|a|><think>\n", f"{ASKED}", "") == "<think>\n"
     assert find_opening(f"{ASKED}<|a|><think>\n", f"{ASKED}<|a|><think>\n", f"{ASKED}<|a|>") == "<think>\n"
     assert find_opening(f"{ASKED}<|a|>", "", "") == ""
+    assert find_opening(f"{ASKED}<think>", f"{ASKED}</s>", "") == "<think>", "both begin with <"
 
 
 @given(

@@ -130,7 +130,7 @@ def find_opening(prompt: str, without: str, before_answer: str) -> str:
         answer = len(prompt)
     if header == answer == len(prompt):
         return find_open_thought(prompt)
-    marks = [mark for mark in _MARK.finditer(prompt) if mark.start() >= header or mark.end() > answer]
+    marks = [mark for mark in _MARK.finditer(prompt) if mark.end() > min(header, answer)]
     begin = min([answer, *(mark.start() for mark in marks)])
     closers = [mark.end() for mark in marks if _closes(mark)]
     opening = prompt[max(closers) :].lstrip() if closers else prompt[begin:]
