@@ -38,13 +38,14 @@ def describe(facts: dict[str, Fact]) -> list[str]:
     else:
         shown = "closed thought" if opening.level is Level.NOTE else ""
     thinking = facts["thinking"].seen
+    notes = {name for name, fact in facts.items() if fact.level is Level.NOTE}
     return [
         shown,
         "never" if "format" in facts else "",
-        "no" if facts["chats"].level is Level.NOTE else "",
-        "dropped" if facts["earlier thoughts"].level is Level.NOTE else "",
-        "stripped" if facts["white space"].level is Level.NOTE else "",
-        "yes" if facts["date"].level is Level.NOTE else "",
+        "no" if "chats" in notes else "",
+        "dropped" if "earlier thoughts" in notes else "",
+        "stripped" if "white space" in notes else "",
+        "yes" if "date" in notes else "",
         thinking.partition(" changes")[0] if " changes" in thinking else "",
         *(say(facts[name]) for name in ("system message", "two user messages in a row", "tool message")),
         "yes" if "has generation" in facts["masks"].seen else "",

@@ -46,7 +46,7 @@ def check_prompt(prompt: Prompt, vocabulary: int = 0) -> None:
         read_template_values(prompt.template)
     except ValueError:
         given = {"variables": prompt.template.variables[:200], "today": prompt.template.today[:40]}
-        expected = "variables that are a JSON object, and a date such as 2026-11-28 as today, or neither"
+        expected = "a JSON object of the template's own variables, and a date such as 2026-11-28 as today, or neither"
         raise InvalidPromptError("prompt.template", given, expected) from None
     if not (prompt.timeout_s >= 0 and math.isfinite(prompt.timeout_s)):
         raise InvalidPromptError("prompt.timeout_s", prompt.timeout_s, "seconds; or 0 = the service's own limit")

@@ -46,6 +46,7 @@ def test_an_opening_is_found_where_the_template_takes_no_answer_or_ignores_wheth
     assert find_opening(f"{ASKED}<|a|><think>\n", f"{ASKED}", "") == "<think>\n"
     assert find_opening(f"{ASKED}<|a|><think>\n", f"{ASKED}<|a|><think>\n", f"{ASKED}<|a|>") == "<think>\n"
     assert find_opening(f"{ASKED}<|a|>", "", "") == ""
+    assert find_opening(f"{ASKED}<think>", f"{ASKED}</s>", "") == "<think>", "both begin with <"
 
 
 @given(
@@ -79,6 +80,66 @@ def test_a_template_gets_its_variables_and_the_date_of_the_run() -> None:
     chat = [{"role": "user", "content": "Who?"}]
     assert template.render(chat, {}, date(2024, 2, 29)) == ("29 Feb 2024[user]Who?[assistant]<think>", "<think>")
     assert template.render(chat, {"think": False}, date(2024, 2, 29)) == ("29 Feb 2024[user]Who?[assistant]", "")
+
+
+def _write_turns(messages: list[dict[str, str]]) -> str:
+    return "".join(f"<{one['role']}>{one['content']}" for one in messages)
+
+
+def _with_system_message_before_the_last_question(messages: list[dict[str, str]], **_: Any) -> str:
+    system, *rest = messages
+    last = [{**rest[-1], "content": f"{system['content']}\n\n{rest[-1]['content']}"}]
+    return _write_turns([*rest[:-1], *(last if rest[-1]["role"] == "user" else rest[-1:])])
+
+
+def _with_a_word_after_the_last_question(messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    hint = " /think" if messages[-1]["role"] == "user" else ""
+    return _write_turns(messages) + hint + "<assistant>" * add_generation_prompt
+
+
+def _without_a_last_answer(messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    asked = messages[:-1] if messages[-1]["role"] == "assistant" else messages
+    return _write_turns(asked) + "<assistant>" * add_generation_prompt
+
+
+def _with_another_beginning(messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    return ("<eval>" if add_generation_prompt else "<train>") + _write_turns(messages) + "<a>" * add_generation_prompt
+
+
+@pytest.mark.parametrize(
+    "render",
+    [
+        _with_system_message_before_the_last_question,
+        _with_a_word_after_the_last_question,
+        _without_a_last_answer,
+        _with_another_beginning,
+    ],
+)
+@pytest.mark.parametrize("opened", ["", "<think>\n"])
+def test_what_the_user_wrote_is_never_the_assistants(render: Any, opened: str) -> None:
+    def write(messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+        begins = messages[-1]["role"] == "user" and add_generation_prompt
+        return str(render(messages, add_generation_prompt=add_generation_prompt)) + opened * begins
+
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where do cattle forage <think>?"}]
+    assert ChatTemplate(Template(write)).render(chat).opening == opened
+
+
+def test_a_template_that_always_begins_a_turn_and_rewrites_history_may_open_a_thought() -> None:
+    asked = f"{ASKED} /think<|a|>"
+    assert find_opening(f"{asked}<think>\n", f"{asked}<think>\n", f"{ASKED}<|a|>") == "<think>\n"
+    assert find_opening(f"{asked}<think>\n", f"{asked}<think>\n", f"{asked}<think>\n\n</think>\n\n") == "<think>\n"
+    assert find_opening(asked, asked, f"{ASKED}<|a|>") == ""
+
+
+def test_a_template_that_renders_nothing_but_prompts_may_open_a_thought() -> None:
+    def render(messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+        if not add_generation_prompt:
+            raise ValueError("only prompts")
+        return f"{_write_turns(messages)}<assistant><think>"
+
+    rendered = ChatTemplate(Template(render)).render([{"role": "user", "content": "</think>?"}])
+    assert rendered.opening == "<think>"
 
 
 def test_whatever_a_template_raises_is_its_reason() -> None:
@@ -129,6 +190,11 @@ def test_what_forage_gives_to_a_template_is_no_variable(name: str) -> None:
     [
         (TemplateValues(variables="[1]"), r"template\.variables is '\[1\]': expected a JSON object"),
         (TemplateValues(variables="{"), r"template\.variables is '\{': expected a JSON object"),
+        (
+            TemplateValues(variables='{"name": "\\ud800"}'),
+            r"template\.variables is .*: expected a JSON object of Unicode",
+        ),
+        (TemplateValues(variables='{"chat_template": "x"}'), r"template\.variables has 'chat_template'"),
         (TemplateValues(today="28.11.2026"), r"template\.today is '28\.11\.2026': expected a date"),
     ],
 )

@@ -309,3 +309,17 @@ def test_a_token_that_reaches_over_the_boundary_belongs_to_the_opening() -> None
     ]
     spans = split_opening(Merged(), [0, 1, 2, 3], "<THINK>")  # type: ignore[arg-type] - only decodes
     assert [span.text for span in spans] == ["who?assistant\n<think>\n"], "an opening that the prompt lacks is none"
+
+
+def test_an_opening_is_found_where_the_tokenizer_drops_white_space_beside_its_added_tokens() -> None:
+    class Dropping:
+        """Of `<think>\n\nSure:` it keeps `<think>Sure:`, as an added token with `rstrip` does."""
+
+        def decode(self, token_ids: Sequence[int]) -> str:
+            return "".join(("<think>? ", "assistant", "<think>", "Sure:")[token] for token in token_ids)
+
+    spans = split_opening(Dropping(), [0, 1, 2, 3], "<think>\n\nSure:\n")  # type: ignore[arg-type] - only decodes
+    assert [(span.begin, span.end, span.text, span.opening) for span in spans] == [
+        (0, 2, "<think>? assistant", False),
+        (2, 4, "<think>Sure:", True),
+    ]

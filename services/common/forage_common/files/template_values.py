@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from forage_common.settings import Settings
+from forage_common.settings.data import NOT_VARIABLES
 from forage_common.v1.trajectory_pb2 import TemplateValues
 
 
@@ -35,14 +36,18 @@ def read_template_values(values: TemplateValues) -> tuple[dict[str, Any], date |
     """Read variables and date; None: the machine's own date.
 
     Raises:
-        ValueError: the variables are no JSON object, or the date is none; names the field and its value.
+        ValueError: the variables are no JSON object of texts in Unicode, one of them is not the template's to read, or
+            the date is none; names the field and its value.
     """
     try:
         variables = json.loads(values.variables or "{}")
+        json.dumps(variables, ensure_ascii=False).encode()  # half a character, as "\ud800", is none for a tokenizer
     except (ValueError, RecursionError):
         variables = None
     if not isinstance(variables, dict):
-        raise ValueError(f"template.variables is {values.variables!r:.200}: expected a JSON object")
+        raise ValueError(f"template.variables is {values.variables!r:.200}: expected a JSON object of Unicode texts")
+    if taken := sorted(NOT_VARIABLES.intersection(variables)):
+        raise ValueError(f"template.variables has {taken[0]!r}: expected variables of the template, Forage sets this")
     try:
         return variables, date.fromisoformat(values.today) if values.today else None
     except ValueError:

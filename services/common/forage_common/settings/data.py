@@ -12,8 +12,9 @@ from forage_common.settings.base import Section
 from forage_common.text.chat_template import CLOCK
 
 NOT_VARIABLES = frozenset(
-    "add_generation_prompt chat_template continue_final_message conversation max_length messages padding"
-    f" return_assistant_tokens_mask return_dict return_tensors tokenize tokenizer_kwargs truncation {CLOCK}".split()
+    "add_generation_prompt chat_template continue_final_message conversation max_length messages"
+    " padding return_assistant_tokens_mask return_dict return_tensors self tokenize"
+    f" tokenizer_kwargs truncation {CLOCK}".split()
 )
 """What `apply_chat_template` of transformers 5.19 takes itself, and what Forage gives to every template."""
 

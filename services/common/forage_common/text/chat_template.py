@@ -74,7 +74,11 @@ class ChatTemplate:
         text = self.render_text(chat, variables, today)
         without = self._try(chat, variables, today)
         answered = self._try([*chat, {"role": "assistant", "content": _ANSWER}], variables, today)
-        before_answer = answered.rpartition(_ANSWER)[0]
+        asked = str(chat[-1]["content"]).strip() if chat else ""
+        if asked and asked in without[_count_common(text, without) :]:
+            without = ""  # it differs before the last message already, so it does not say where that ends
+        # A question may have the answer's word, and a template may drop the answer.
+        before_answer = answered.rpartition(_ANSWER)[0] if answered.count(_ANSWER) > text.count(_ANSWER) else ""
         return RenderedChat(text, find_opening(text, without, before_answer))
 
     def find_unread(self, variables: Mapping[str, Any]) -> list[str]:
@@ -113,7 +117,8 @@ def find_opening(prompt: str, without: str, before_answer: str) -> str:
     """Find what a template writes in the assistant's name at the end of a prompt.
 
     That is the text from the first mark of a thought behind the last role header, or else what comes where an answer
-    would; only what follows the last closed thought of it, and nothing that is white space alone.
+    would; only what follows the last closed thought of it, and nothing that is white space alone. Where a template
+    renders a message in another way once it is answered (as Mistral's with a system message), it is by marks alone.
 
     Args:
         without: the same chat rendered without the beginning of the assistant's turn; empty: unknown.
@@ -121,7 +126,11 @@ def find_opening(prompt: str, without: str, before_answer: str) -> str:
     """
     header = _count_common(prompt, without) if without else len(prompt)
     answer = _count_common(prompt, before_answer) if before_answer else len(prompt)
-    marks = [mark for mark in _MARK.finditer(prompt) if mark.start() >= header or mark.end() > answer]
+    if answer < header and (header < len(prompt) or not prompt.startswith(before_answer.rstrip())):
+        answer = len(prompt)
+    if header == answer == len(prompt):
+        return find_open_thought(prompt)
+    marks = [mark for mark in _MARK.finditer(prompt) if mark.end() > min(header, answer)]
     begin = min([answer, *(mark.start() for mark in marks)])
     closers = [mark.end() for mark in marks if _closes(mark)]
     opening = prompt[max(closers) :].lstrip() if closers else prompt[begin:]

@@ -7,6 +7,7 @@ or calls `add_feedback()`, and repeats until `next_context()` is None.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -63,15 +64,17 @@ def split_opening(codec: FileTokenizer, token_ids: Sequence[int], opening: str) 
     """The spans of a prompt: what it says, and its end that the chat template wrote in the policy's name, if any.
 
     Where a token reaches over the boundary, the opening's span begins with that token, and its text where it begins.
+    White space may differ: tokenizers drop it beside added tokens, such as the newline after `<think>`.
     """
     text = codec.decode(token_ids)
-    if not opening or not text.endswith(opening):
+    found = re.search(r"\s*".join(map(re.escape, opening.split())) + r"\s*\Z", text) if opening else None
+    if found is None:
         return [Span(role=Role.ROLE_PROMPT, begin=0, end=len(token_ids), text=text)]
-    before = len(text) - len(opening)
+    before = len(text) - len(opening) if text.endswith(opening) else found.start()
     begin = next(n for n in range(len(token_ids) - 1, -1, -1) if len(codec.decode(token_ids[:n])) <= before)
     return [
         Span(role=Role.ROLE_PROMPT, begin=0, end=begin, text=text[:before]),
-        Span(role=Role.ROLE_PROMPT, begin=begin, end=len(token_ids), text=opening, opening=True),
+        Span(role=Role.ROLE_PROMPT, begin=begin, end=len(token_ids), text=text[before:], opening=True),
     ]
 
 

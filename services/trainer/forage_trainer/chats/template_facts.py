@@ -8,6 +8,8 @@ from datetime import date
 from enum import StrEnum
 from typing import Any
 
+import jinja2
+
 from forage_common.files.template_values import keep_template_date
 from forage_common.settings import Settings
 from forage_common.text.chat_template import Chat, ChatTemplate, TemplateError
@@ -62,16 +64,18 @@ def list_matters(template: ChatTemplate, settings: Settings) -> list[Fact]:
     today = keep_template_date(settings).data.template_date
     assert today is not None, "it has just been set"
     probe = TemplateProbe(template, settings.data.apply_chat_template_kwargs, today)
-    facts = probe.check_variables()
+    facts: list[Fact] = []
     rewards = {name for route in settings.reward.routes.values() for name in route.title.split("+")}
     try:
+        facts += probe.check_variables()
         prompt = probe.render([_user(_QUESTION)], prompt=True)
         facts += [
+            *probe.check_question(prompt),
             probe.check_opening(),
             probe.check_date(prompt),
             *(probe.check_format() if rewards & _FORMATTED else ()),
         ]
-    except TemplateError:
+    except (TemplateError, jinja2.TemplateError):  # the latter of a text that is no template
         pass  # the reader of the questions says which of them it refuses, and why
     return [fact for fact in facts if fact.level is not Level.FINE]
 
@@ -92,14 +96,13 @@ class TemplateProbe:
         """
         prompt = self.render([_user(_QUESTION)], prompt=True)
         return [
+            *self.check_question(prompt),
             self.check_opening(),
             *self.check_format(),
             self.check_system(),
             self.check_two_questions(),
             self.check_tool(),
-            self.check_thoughts(),
-            self.check_white_space(),
-            self.check_history(prompt),
+            *self.check_chats(prompt),
             self.check_date(prompt),
             self.check_switches(prompt),
             *self.check_variables(),
@@ -108,6 +111,13 @@ class TemplateProbe:
 
     def render(self, chat: Chat, prompt: bool = False, today: date | None = None, **more: Any) -> str:
         return self.template.render_text(chat, {**self.variables, **more}, today or self.today, prompt)
+
+    def check_question(self, prompt: str) -> list[Fact]:
+        """Whether the policy sees the question."""
+        if _QUESTION in prompt:
+            return []
+        seen = f"the prompt lacks the question, or changes it: {prompt[-60:]!r}"
+        return [Fact("question", seen, "", "give a template that renders the user's message", Level.WARNING)]
 
     def check_opening(self) -> Fact:
         """How the assistant's turn begins."""
@@ -128,8 +138,10 @@ class TemplateProbe:
         if opening and not opening.strip().startswith(_FORMAT[0]):
             seen = f"no trajectory can have the format of search_r1_format: it begins with {opening!r}, not <think>"
             return [Fact("format", seen, "", remedy, Level.WARNING)]
-        if text.rstrip().endswith("Assistant:"):
-            seen = "no trajectory can have the format of search_r1_format: the prompt ends with a plain 'Assistant:'"
+        if text.removesuffix(opening).rstrip().endswith("Assistant:"):
+            seen = (
+                "no trajectory can have the format of search_r1_format: a plain 'Assistant:' begins the policy's turn"
+            )
             return [Fact("format", seen, "", remedy, Level.WARNING)]
         return []
 
@@ -147,6 +159,15 @@ class TemplateProbe:
         fact = self._check_role("tool message", chat, _THOUGHT)
         done = "search trajectories do not need it: observations are tokens of the loop, no messages"
         return fact if fact.level is Level.FINE else Fact(fact.topic, fact.seen, done, "", Level.NOTE)
+
+    def check_chats(self, prompt: str) -> list[Fact]:
+        """What becomes of the assistant's text in a chat's history."""
+        try:
+            self.render([_user(_QUESTION), _assistant(_ANSWER), _user(_QUESTION)])
+        except TemplateError as error:
+            done = "within a trajectory nothing is rendered again"
+            return [Fact("chats", f"a chat with an answer is refused ({error})", done, "", Level.NOTE)]
+        return [self.check_thoughts(), self.check_white_space(), self.check_history(prompt)]
 
     def check_thoughts(self) -> Fact:
         """Whether earlier thoughts stay in the history."""
