@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import run_tests
@@ -112,7 +112,7 @@ def test_a_run_that_ended_well_and_left_no_report_has_failed(monkeypatch: pytest
     """As where a test calls `os.execve`: another program takes the place of pytest, and ends with 0."""
     file = run_tests.TESTS / "unit/cli/test_it.py"
     job = Job(file.parent, [file])
-    ended = subprocess.CompletedProcess([], 0, "half of the dots")
+    ended = SimpleNamespace(returncode=0, stdout="half of the dots")
     monkeypatch.setattr(run_tests, "_run", lambda command: ended)
     assert "half of the dots\nunit/cli ended without a report" in job.run([])
     assert summarize([job]) == 1

@@ -18,6 +18,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.exceptions import HTTPException
 
 from forage_common.errors import UnavailableError
+from forage_common.files.template_values import keep_template_date
 from forage_common.security.http.guard import (
     App,
     BodyError,
@@ -76,6 +77,7 @@ def make_app(
         token: callers of `/v1/…` must send it; None = they need no token.
         needs_certificate: whether callers need a client certificate.
     """
+    settings = keep_template_date(settings)  # read once: questions are answered on the event loop
     app = FastAPI(title="Forage rollout", description=__doc__, redirect_slashes=False)
     app.add_middleware(_BodyLimit)
     app.add_middleware(
