@@ -14,7 +14,7 @@ MAX_MODULES = 15
 """Modules in one package, sub-packages not included; a larger package needs sub-packages that name its parts."""
 MAX_LINES = 400
 """Lines of a module; a longer one probably has two subjects."""
-MAX_COMMON_LINES = 10_600
+MAX_COMMON_LINES = 10_650
 """Lines of forage_common, which stays small because every service imports it."""
 
 

@@ -113,6 +113,13 @@ def test_a_web_address_without_a_host_is_refused(name: str) -> None:
         load(name, "http:///v1")
 
 
+@pytest.mark.parametrize("name", ["retriever.encoder.url", "retriever.rerank.url"])
+@pytest.mark.parametrize("url", ["host:8080", "ftp://host/x", "http//host", "http://ho st"])
+def test_an_endpoint_of_another_scheme_is_refused_when_settings_are_read(name: str, url: str) -> None:
+    with pytest.raises(SettingsError, match=rf"'{name}' .*expected an address such as http://"):
+        load(name, url)
+
+
 @pytest.mark.parametrize("override", [f"redis.url: redis://:{SECRET}@host:1", f"redis.url redis://:{SECRET}@host:1"])
 def test_what_is_no_override_is_named_up_to_its_value(override: str) -> None:
     with pytest.raises(SettingsError, match=r"'redis\.url[: ]' is not a setting: write key\.key=value") as error:

@@ -71,6 +71,23 @@ def check_url(url: object) -> object:
 
 
 Url = Annotated[str, BeforeValidator(check_url)]
+
+
+def check_web(url: str) -> str:
+    """
+    Raises:
+        ValueError: it is no address of the web, nor empty.
+    """
+    if not re.match(_WEB, url):
+        raise ValueError("expected an address such as http://host:8080 or https://host, or nothing")
+    return url
+
+
+_WEB = r"^$|^https?://[^\s]+$"
+WebUrl = Annotated[
+    str, BeforeValidator(check_url), AfterValidator(check_web), Field(json_schema_extra={"pattern": _WEB})
+]
+"""An address of the web, or none."""
 ADDRESS = r"([^:/\s\[\]]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}"
 # A string in the annotation names the type in descriptions.
 Address = Annotated[

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from forage_common.settings.base import Address, Device, Section, Url
+from forage_common.settings.base import Address, Device, Section, WebUrl
 
 
 class EncoderPrecision(StrEnum):
@@ -37,7 +37,7 @@ class EncoderSettings(Section):
         EncoderPrecision.AUTO,
         description="auto: fp16 on a GPU, int8 on CPUs; int8 computes on CPUs, fp16 on a GPU, fp32 on either",
     )
-    url: Url = Field("", description="text-embeddings-inference endpoint that encodes queries instead; empty: none")
+    url: WebUrl = Field("", description="text-embeddings-inference endpoint that encodes queries instead; empty: none")
     timeout_s: float = Field(10.0, gt=0, description="Limit of one call to url")
 
 
@@ -45,7 +45,7 @@ class RerankSettings(Section):
     """The cross-encoder that reorders the best passages."""
 
     model: str = Field("", description="Folder of a cross-encoder in Hugging Face layout; empty: none")
-    url: Url = Field("", description="text-embeddings-inference endpoint with /rerank; empty: none")
+    url: WebUrl = Field("", description="text-embeddings-inference endpoint with /rerank; empty: none")
     depth: int = Field(20, ge=1, description="Passages per query that are reranked")
     timeout_s: float = Field(10.0, gt=0, description="Limit of one call to url")
 
