@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 from model_folders import write_smallest_model
 
-from forage_cli.local import preflight
+from forage_cli.local import preflight, stack
 from forage_common.errors import DataError, UserError
 from forage_common.settings import Settings, load_settings
 from forage_records.questions import COLUMNS
@@ -252,3 +252,22 @@ def test_trajectories_longer_than_a_micro_batch_are_refused_with_the_numbers(tmp
     ):
         preflight.check_files(long)
     preflight.check_files(long, training=False)
+
+
+@pytest.mark.parametrize("installed_from", ["a checkout without the services", "a wheel"])
+def test_what_services_check_is_left_to_them_where_they_are_not_installed(
+    installed_from: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_repository() -> Path:
+        if installed_from == "a wheel":
+            raise UserError("this command needs a checkout of Forage")
+        return tmp_path
+
+    monkeypatch.setattr(stack, "repository", find_repository)
+    (tmp_path / "chat_template.jinja").write_text("{{ '<think>' }}")
+    settings = load_settings(None, [f"model.path={tmp_path}", "rollout.temperature=3"], {})
+    (sentence,) = preflight.check_sampling(settings)
+    assert "the rollout service is not installed here" in sentence
+    (line,) = preflight.find_template_problems(settings)
+    assert line.startswith("note ")
+    assert "the trainer is not installed here" in line

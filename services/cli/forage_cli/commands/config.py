@@ -102,7 +102,7 @@ def check(overrides: Overrides = None, config: Config = None) -> None:
 
     settings = load_settings(config, overrides or [])
     warnings = check_files(settings)
-    check_sampling(settings)
+    warnings += check_sampling(settings)
     template = find_template_problems(settings)
     typer.echo("the settings are valid, and the files they name can be used")
     for line in template:

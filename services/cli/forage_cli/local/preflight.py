@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
-from forage_cli.local.stack import Program, find_interpreter, list_addresses, measure_free_gib
+from forage_cli.local.stack import Program, find_interpreter, is_installed, list_addresses, measure_free_gib
 from forage_common.addresses import bind_socket
 from forage_common.errors import DataError, UserError
 from forage_common.files.corpus import read_rows
@@ -111,15 +111,23 @@ def check_environments(settings: Settings) -> None:
     _ask(Program.ROLLOUT, "forage_rollout.environments", settings)
 
 
-def check_sampling(settings: Settings) -> None:
-    """Check that vLLM takes what the settings sample with, in the Python environment of the rollout service."""
+def check_sampling(settings: Settings) -> list[str]:
+    """Check that vLLM takes what the settings sample with, in the Python environment of the rollout service.
+
+    Returns: a sentence where that is not installed here, as in the image of the command line.
+    """
+    if not is_installed(Program.ROLLOUT):
+        return ["whether vLLM can sample so was not checked: the rollout service is not installed here, and checks it"]
     _ask(Program.ROLLOUT, "forage_rollout.engine.sampling_check", settings)
+    return []
 
 
 def find_template_problems(settings: Settings) -> list[str]:
     """What of the chat template matters to a run, a line each: the trainer is asked where there may be anything."""
     if not settings.data.apply_chat_template_kwargs and not _NOTEWORTHY.search(read_chat_template(settings.model.path)):
         return []
+    if not is_installed(Program.TRAINER):
+        return ["note it was not looked at: the trainer is not installed here, and looks at it when it starts"]
     return _ask(Program.TRAINER, "forage_trainer.model_check.short", settings).splitlines()
 
 

@@ -88,6 +88,14 @@ def repository() -> Path:
     return root
 
 
+def is_installed(program: Program) -> bool:
+    """Whether a service's environment is here; an image has that of one service, and a wheel none."""
+    try:
+        return find_interpreter(program).exists()
+    except UserError:
+        return False
+
+
 def find_interpreter(program: Program) -> Path:
     """Return the Python of a service's environment.
 
