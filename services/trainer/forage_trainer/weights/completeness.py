@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from forage_common.errors import DataError
+from forage_common.files.model_folder import read_model_shapes
 
 _NAMED = 5
 
@@ -16,19 +17,24 @@ _NAMED = 5
 def find_incomplete(folder: Path) -> str:
     """Describe the tensors that are missing or have another shape; empty: none, or a model that is not known here.
 
-    Only names and shapes are read: the model is built without memory for its weights.
+    Only the headers of the files are read: model and tensors have no memory.
     """
-    from transformers import AutoModelForCausalLM, logging
+    import torch
+    from transformers import AutoConfig, logging
+
+    from forage_trainer.weights.checkpoint_tensors import build_skeleton
 
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # its report would come before ours
     try:
-        _, found = AutoModelForCausalLM.from_pretrained(
-            str(folder),
+        config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        _, found = type(build_skeleton(config, "", None)).from_pretrained(
+            None,
+            config=config,
+            state_dict={name: torch.empty(shape, device="meta") for name, shape in read_model_shapes(folder).items()},
             device_map="meta",
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported below
-            local_files_only=True,
         )
     except Exception:  # noqa: BLE001 - whatever this means, building the model says it, and better
         return ""
