@@ -6,20 +6,7 @@ cd "$(dirname "$0")/.."
 version=0.3.36
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-# Only the archive is read; nothing of it is built, so what it needs for that does not matter.
-.venvs/trainer/bin/python - "$version" "$folder" <<'PYTHON'
-import re, subprocess, sys, tarfile, urllib.parse, urllib.request
-version, folder = sys.argv[1:]
-asked = subprocess.run(["pip", "config", "get", "global.index-url"], capture_output=True, text=True)
-index = asked.stdout.strip() or "https://pypi.org/simple"
-page = f"{index.rstrip('/')}/llama-cpp-python/"
-links = re.findall(r'href="([^"#]+)', urllib.request.urlopen(page).read().decode())
-(link,) = {link for link in links if link.endswith(f"-{version}.tar.gz")}
-archive, _ = urllib.request.urlretrieve(urllib.parse.urljoin(page, link), f"{folder}/package.tar.gz")
-with tarfile.open(archive) as package:
-    wanted = [one for one in package.getmembers() if "/models/templates/" in one.name and one.name.endswith(".jinja")]
-    for one in wanted:
-        one.name = one.name.rpartition("/")[2]
-    package.extractall(folder, wanted, filter="data")
-PYTHON
+python3 -m pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-python \
+  --dest "$folder" "llama-cpp-python==$version"
+tar xzf "$folder"/*.tar.gz -C "$folder" --wildcards --strip-components=5 '*/models/templates/*.jinja'
 HF_HUB_OFFLINE=1 .venvs/trainer/bin/python lab/templates.py "$folder" "$version"

@@ -13,6 +13,7 @@ from workload import ANSWER_AT, MAX_RESPONSE, draw_length, draw_text
 
 from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
+from forage_common.text.chat_template import Chat
 from forage_common.v1.trajectory_pb2 import Policy, TemplateValues
 from forage_rollout.background import supervise
 from forage_rollout.deployments.engine import EngineDeployment
@@ -20,7 +21,7 @@ from forage_rollout.deployments.engine_links import open_door
 from forage_rollout.deployments.follower import Follower
 from forage_rollout.deployments.replica import REDIS_TIMEOUT_S, CheckPace, build_process_name, start_process
 from forage_rollout.engine.engine_counts import EngineCounts, Meter
-from forage_rollout.loop.generation import Chat, Generation, RenderedPrompt, Request
+from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
 from forage_rollout.loop.tokens import FileTokenizer
 
 TOKEN_VARIABLE = "FORAGE_SCALE_TOKEN_S"

@@ -21,10 +21,11 @@ from typing import Any
 from forage_common.clients.retriever import SearchResult
 from forage_common.settings import Settings, load_settings
 from forage_common.telemetry import tracing
+from forage_common.text.chat_template import Chat
 from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem
 from forage_common.v1.trajectory_pb2 import ChatMessage, Document, Prompt, Provenance, Score, Status, TemplateValues
 from forage_rollout.agent import Agent
-from forage_rollout.loop.generation import Chat, Generation, RenderedPrompt, Request
+from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
 from forage_rollout.loop.tokens import FileTokenizer
 
 MODEL = Path(__file__).parents[2] / "models/tiny-policy"

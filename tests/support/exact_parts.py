@@ -13,6 +13,7 @@ from typing import Any
 
 from forage_common.clients.retriever import SearchResult
 from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
+from forage_common.text.chat_template import Chat
 from forage_common.text.search_prompt import format_search_prompt
 from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem
 from forage_common.v1.trajectory_pb2 import (
@@ -29,7 +30,7 @@ from forage_common.v1.trajectory_pb2 import (
 )
 from forage_rollout.agent import Agent
 from forage_rollout.engine.vllm_engine import VllmEngine
-from forage_rollout.loop.generation import Chat, Generation, RenderedPrompt, Request
+from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
 from forage_rollout.loop.tokens import FileTokenizer
 
 TOLERANCE = 1e-3

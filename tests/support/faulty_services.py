@@ -22,6 +22,7 @@ from forage_common.settings import (
     RolloutSettings,
     Settings,
 )
+from forage_common.text.chat_template import Chat
 from forage_common.v1.trajectory_pb2 import (
     ChatMessage,
     GroundTruth,
@@ -33,7 +34,7 @@ from forage_common.v1.trajectory_pb2 import (
     Trajectory,
 )
 from forage_rollout.agent import Agent
-from forage_rollout.loop.generation import Chat, Generation, RenderedPrompt, Request
+from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
 from forage_rollout.loop.tokens import FileTokenizer
 
 SEARCH, ANSWER = "<think>hm</think><search> who </search>", "<think>ah</think><answer> me </answer>"

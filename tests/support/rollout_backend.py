@@ -10,6 +10,7 @@ from typing import Any
 from forage_common.clients.retriever import SearchResult
 from forage_common.errors import UnavailableError
 from forage_common.settings import Settings
+from forage_common.text.chat_template import Chat
 from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem
 from forage_common.v1.rollout_pb2 import RunStreamResponse
 from forage_common.v1.trajectory_pb2 import (
@@ -25,7 +26,7 @@ from forage_common.v1.trajectory_pb2 import (
 )
 from forage_rollout.agent import Agent
 from forage_rollout.engine.openai import ResponseHead
-from forage_rollout.loop.generation import Chat, Generation, RenderedPrompt, Request
+from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
 from forage_rollout.metrics import Snapshot
 from forage_rollout.serve.backend import RefusedPolicyError
 

@@ -6,8 +6,9 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
+from forage_common.text.chat_template import Chat
 from forage_common.v1.trajectory_pb2 import TemplateValues
-from forage_rollout.loop.generation import Chat, Generation, RenderedPrompt, Request
+from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
 
 
 @dataclass

@@ -14,6 +14,7 @@ from waiting import wait_until_async
 
 from forage_common.settings import ReplicaSettings, Settings
 from forage_common.telemetry.logs import get_logger
+from forage_common.text.chat_template import Chat
 from forage_common.v1.trajectory_pb2 import Policy, TemplateValues
 from forage_policies.announcement import PolicyError
 from forage_rollout.deployments.application import build_engine_deployment
@@ -24,7 +25,7 @@ from forage_rollout.deployments.replica import CheckPace, broadcast, start_proce
 from forage_rollout.engine.engine_counts import EngineCounts
 from forage_rollout.engine.leases import Leases
 from forage_rollout.links.pool import EnginePool
-from forage_rollout.loop.generation import Chat, Generation, RenderedPrompt, Request
+from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
 from forage_rollout.weights.policy import NotServingError
 
 

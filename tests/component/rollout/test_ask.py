@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 from forage_cli.main import app
 from forage_common.settings import load_settings
 from forage_common.telemetry.health import Health, serve_health
+from forage_common.text.chat_template import Chat
 from forage_common.v1.trajectory_pb2 import TemplateValues
-from forage_rollout.loop.generation import Chat, RenderedPrompt
+from forage_rollout.loop.generation import RenderedPrompt
 from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.grpc_api import RolloutApi, make_server
 

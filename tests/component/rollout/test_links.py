@@ -17,6 +17,7 @@ from waiting import wait_until_async as wait_until
 from forage_common.clients.calls import MalformedReplyError, RefusedError
 from forage_common.errors import UnavailableError
 from forage_common.security.refusals import REFUSED
+from forage_common.text.chat_template import Chat
 from forage_common.v1.trajectory_pb2 import TemplateValues
 from forage_rollout.links import link as link_module
 from forage_rollout.links import pool as pool_module
@@ -26,7 +27,7 @@ from forage_rollout.links.frames import VERSION, Kind, pack_frame, pack_request
 from forage_rollout.links.link import Door, EngineLink
 from forage_rollout.links.pool import MAX_LOSSES, EnginePool
 from forage_rollout.links.server import WIRE
-from forage_rollout.loop.generation import Chat, Generation, RenderedPrompt, Request
+from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
 from forage_rollout.weights.policy import EngineLostError, NotServingError
 
 ASKED = Request([1, 2, 3], 4, 0.5, 0.9, 7, 11, ("</x>",), 2, "group", 5)

@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, time
-from typing import Any, NamedTuple
+from itertools import takewhile
+from operator import eq
+from typing import Any, NamedTuple, TypeAlias
 
-Chat = Sequence[Mapping[str, str]]
+Chat: TypeAlias = Sequence[Mapping[str, str]]
+"""Messages, each with `role` and `content`."""
 
 CLOCK = "strftime_now"
 """What transformers calls the function by which a template asks for the current time."""
@@ -75,7 +78,7 @@ class ChatTemplate:
         without = self._try(chat, variables, today)
         answered = self._try([*chat, {"role": "assistant", "content": _ANSWER}], variables, today)
         asked = str(chat[-1]["content"]).strip() if chat else ""
-        if asked and asked in without[_count_common(text, without) :]:
+        if asked and asked in without[count_common(text, without) :]:
             without = ""  # it differs before the last message already, so it does not say where that ends
         # A question may have the answer's word, and a template may drop the answer.
         before_answer = answered.rpartition(_ANSWER)[0] if answered.count(_ANSWER) > text.count(_ANSWER) else ""
@@ -124,8 +127,8 @@ def find_opening(prompt: str, without: str, before_answer: str) -> str:
         without: the same chat rendered without the beginning of the assistant's turn; empty: unknown.
         before_answer: the same chat with an answer, rendered up to that; empty: unknown.
     """
-    header = _count_common(prompt, without) if without else len(prompt)
-    answer = _count_common(prompt, before_answer) if before_answer else len(prompt)
+    header = count_common(prompt, without) if without else len(prompt)
+    answer = count_common(prompt, before_answer) if before_answer else len(prompt)
     if answer < header and (header < len(prompt) or not prompt.startswith(before_answer.rstrip())):
         answer = len(prompt)
     if header == answer == len(prompt):
@@ -157,7 +160,6 @@ def _closes(mark: re.Match[str]) -> bool:
     return any(found[name] for name in ("slash", "channel", "tag", "arrow"))
 
 
-def _count_common(one: str, other: str) -> int:
-    """Number of characters with which both begin."""
-    pairs = zip(one, other, strict=False)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+def count_common(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Number of items, such as characters or tokens, with which both begin."""
+    return sum(1 for _ in takewhile(bool, map(eq, one, other)))

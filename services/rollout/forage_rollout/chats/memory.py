@@ -17,8 +17,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from operator import eq
 from typing import Any, Protocol
+
+from forage_common.text.chat_template import count_common
 
 MOST_TOKENS = 2**21
 """Of all that is remembered: five hundred chats of 4,000 tokens, in 16 to 40 MB beside an engine of gigabytes."""
@@ -120,7 +121,7 @@ class ChatMemory:
         self._replies.move_to_end(key)
         last = self._replies[key]
         ids = self._keep_tokens(last, rendered, text)
-        same = _count_same(last.ids, ids)
+        same = count_common(last.ids, ids)
         return Recalled(ids, True, None if same == len(last.ids) else same)
 
     def _find_longest_start(self, text: str) -> bytes | None:
@@ -134,7 +135,7 @@ class ChatMemory:
     def _keep_tokens(self, last: _Reply, rendered: list[int], text: str) -> list[int]:
         """Tokens of the reply, as many as the text begins with, and after them those of the rest of the text."""
         kept, decode = last.ids.tolist(), self._codec.decode
-        same = _count_same(kept, rendered)
+        same = count_common(kept, rendered)
         if same == len(kept):
             return rendered
         start = last.text
@@ -149,11 +150,6 @@ class ChatMemory:
         cut = next((cut for cut in cuts if cut >= 0 and decode(rendered[:cut]) == start), None)
         ids = kept + (rest if cut is None else rendered[cut:])  # None: a token lies across the end of what is kept
         return ids if decode(ids) == text and len(ids) <= self._longest else rendered
-
-
-def _count_same(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens with which both begin."""
-    return sum(1 for _ in takewhile(bool, map(eq, one, other)))
 
 
 def name_chat(body: bytes) -> str:

@@ -15,6 +15,7 @@ from forage_common.files.model_folder import list_weight_files
 from forage_common.files.served_lora import get_served_lora_rank
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
+from forage_common.text.chat_template import Chat
 from forage_common.v1.trajectory_pb2 import Policy, Sampling, TemplateValues
 from forage_policies.announcement import PolicyError, describe_policy
 from forage_policies.tensors import SUFFIX, read_headers
@@ -28,7 +29,7 @@ from forage_rollout.engine.sampling_parameters import build_parameters, find_ref
 from forage_rollout.engine.scheduler_watch import SchedulerWatch
 from forage_rollout.engine.stager import Stager, call_living
 from forage_rollout.engine.stops import StopTexts
-from forage_rollout.loop.generation import Chat, Generation, RenderedPrompt, Request
+from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
 from forage_rollout.weights.adapter import Adapter, Adapters, verify_adapter
 from forage_rollout.weights.holding import hold_policy, open_cache
 from forage_rollout.weights.policy import EngineHangsError, EngineLostError, NotServingError, is_newer, parse_label

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
+from forage_common.text.chat_template import Chat
 from forage_common.v1.trajectory_pb2 import Sampling, TemplateValues
 
 
@@ -58,10 +58,6 @@ class RenderedPrompt(NamedTuple):
 
     token_ids: list[int]
     opening: str = ""
-
-
-Chat: TypeAlias = Sequence[Mapping[str, str]]
-"""Messages, each with `role` and `content`."""
 
 
 class Engine(Protocol):

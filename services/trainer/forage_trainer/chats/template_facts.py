@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 import jinja2
 
 from forage_common.files.template_values import keep_template_date
 from forage_common.settings import Settings
-from forage_common.text.chat_template import Chat, ChatTemplate, TemplateError
+from forage_common.text.chat_template import Chat, ChatTemplate, RenderedChat, TemplateError, count_common
 
 _QUESTION, _ANSWER, _THOUGHT = "Which river is the longest?", "The Nile is.", "Forage thinks."
 _FORMAT = ("<think>", "</think>")
@@ -68,11 +69,10 @@ def list_matters(template: ChatTemplate, settings: Settings) -> list[Fact]:
     rewards = {name for route in settings.reward.routes.values() for name in route.title.split("+")}
     try:
         facts += probe.check_variables()
-        prompt = probe.render([_user(_QUESTION)], prompt=True)
         facts += [
-            *probe.check_question(prompt),
+            *probe.check_question(),
             probe.check_opening(),
-            probe.check_date(prompt),
+            probe.check_date(),
             *(probe.check_format() if rewards & _FORMATTED else ()),
         ]
     except (TemplateError, jinja2.TemplateError):  # the latter of a text that is no template
@@ -94,34 +94,38 @@ class TemplateProbe:
         Raises:
             TemplateError: the template does not render a plain question.
         """
-        prompt = self.render([_user(_QUESTION)], prompt=True)
         return [
-            *self.check_question(prompt),
+            *self.check_question(),
             self.check_opening(),
             *self.check_format(),
             self.check_system(),
             self.check_two_questions(),
             self.check_tool(),
-            *self.check_chats(prompt),
-            self.check_date(prompt),
-            self.check_switches(prompt),
+            *self.check_chats(),
+            self.check_date(),
+            self.check_switches(),
             *self.check_variables(),
             self.check_masks(),
         ]
 
+    @cached_property
+    def rendered(self) -> RenderedChat:
+        """A plain question; raises as `list_facts`."""
+        return self.template.render([_user(_QUESTION)], self.variables, self.today)
+
     def render(self, chat: Chat, prompt: bool = False, today: date | None = None, **more: Any) -> str:
         return self.template.render_text(chat, {**self.variables, **more}, today or self.today, prompt)
 
-    def check_question(self, prompt: str) -> list[Fact]:
+    def check_question(self) -> list[Fact]:
         """Whether the policy sees the question."""
-        if _QUESTION in prompt:
+        if _QUESTION in self.rendered.text:
             return []
-        seen = f"the prompt lacks the question, or changes it: {prompt[-60:]!r}"
+        seen = f"the prompt lacks the question, or changes it: {self.rendered.text[-60:]!r}"
         return [Fact("question", seen, "", "give a template that renders the user's message", Level.WARNING)]
 
     def check_opening(self) -> Fact:
         """How the assistant's turn begins."""
-        text, opening = self.template.render([_user(_QUESTION)], self.variables, self.today)
+        text, opening = self.rendered
         end = text.rpartition(_QUESTION)[2]
         if opening:
             done = "it is given, not sampled: not trained on, and read as the policy's by rewards, turns and the probe"
@@ -133,7 +137,7 @@ class TemplateProbe:
 
     def check_format(self) -> list[Fact]:
         """Whether an answer can have the format that `search_r1_format` and `structured` reward."""
-        text, opening = self.template.render([_user(_QUESTION)], self.variables, self.today)
+        text, opening = self.rendered
         remedy = "set reward.routes to a reward without a format (em, f1), or give a template that opens <think>"
         if opening and not opening.strip().startswith(_FORMAT[0]):
             seen = f"no trajectory can have the format of search_r1_format: it begins with {opening!r}, not <think>"
@@ -160,14 +164,14 @@ class TemplateProbe:
         done = "search trajectories do not need it: observations are tokens of the loop, no messages"
         return fact if fact.level is Level.FINE else Fact(fact.topic, fact.seen, done, "", Level.NOTE)
 
-    def check_chats(self, prompt: str) -> list[Fact]:
+    def check_chats(self) -> list[Fact]:
         """What becomes of the assistant's text in a chat's history."""
         try:
             self.render([_user(_QUESTION), _assistant(_ANSWER), _user(_QUESTION)])
         except TemplateError as error:
             done = "within a trajectory nothing is rendered again"
             return [Fact("chats", f"a chat with an answer is refused ({error})", done, "", Level.NOTE)]
-        return [self.check_thoughts(), self.check_white_space(), self.check_history(prompt)]
+        return [self.check_thoughts(), self.check_white_space(), self.check_history()]
 
     def check_thoughts(self) -> Fact:
         """Whether earlier thoughts stay in the history."""
@@ -186,33 +190,34 @@ class TemplateProbe:
             return Fact("white space", "of the assistant's text is stripped in a chat's history", done, "", Level.NOTE)
         return Fact("white space", "of the assistant's text stays")
 
-    def check_history(self, prompt: str) -> Fact:
+    def check_history(self) -> Fact:
         """Whether a chat that is sent again continues what was sampled."""
-        opening = self.template.render([_user(_QUESTION)], self.variables, self.today).opening
+        prompt, opening = self.rendered
         said = f"{_THOUGHT}</think>\n\n{_ANSWER}" if opening.lstrip().startswith(_FORMAT[0]) else _ANSWER
         text = self._try([_user(_QUESTION), _assistant(opening + said), _user(_QUESTION)])
-        if text is None or text.startswith(prompt + said):
+        sampled = prompt + said
+        if text is None or text.startswith(sampled):
             return Fact("chats", "a chat that is sent again has the tokens that were sampled")
-        common = next((n for n, (a, b) in enumerate(zip(text, prompt + said, strict=False)) if a != b), 0)
-        seen = f"a chat that is sent again differs from what was sampled, from {(prompt + said)[common:][:30]!r} on"
+        changed = sampled[count_common(text, sampled) :]
+        seen = f"a chat that is sent again differs from what was sampled, from {changed[:30]!r} on"
         done = "an agent's chats over /v1 are other tokens than were sampled there"
         return Fact("chats", seen, done, "train with Forage's own loop, which never renders again", Level.NOTE)
 
-    def check_date(self, prompt: str) -> Fact:
+    def check_date(self) -> Fact:
         """Whether the current date is in the prompt."""
-        if self.render([_user(_QUESTION)], prompt=True, today=date(2001, 2, 3)) == prompt:
+        if self.render([_user(_QUESTION)], prompt=True, today=date(2001, 2, 3)) == self.rendered.text:
             return Fact("date", "the prompt has no current date")
         done = f"it stays {self.today}: the run's first day, also after a resume"
         return Fact("date", "the current date is in the prompt", done, "data.template_date sets another", Level.NOTE)
 
-    def check_switches(self, prompt: str) -> Fact:
+    def check_switches(self) -> Fact:
         """Which variables change whether the policy thinks."""
         known = self.template.find_variables()
         changing = []
         for name in sorted(known & _SWITCHES.keys()):
             for value in _SWITCHES[name]:
                 try:
-                    changed = self.render([_user(_QUESTION)], prompt=True, **{name: value}) != prompt
+                    changed = self.render([_user(_QUESTION)], prompt=True, **{name: value}) != self.rendered.text
                 except TemplateError:
                     continue
                 if changed:

@@ -89,7 +89,7 @@ def list_facts(folder: Path, settings: Settings, template: Path | None = None, r
         raise DataError(f"the chat template of {template or folder} does not render a question ({error})") from None
     from forage_trainer.model_check.tokens import check_rows, check_tokenizer
 
-    prompt = probe.render([{"role": "user", "content": "Which river is the longest?"}], prompt=True)
+    prompt = probe.rendered.text
     facts += check_tokenizer(tokenizer, prompt)
     incomplete = find_incomplete(folder)
     if incomplete:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from forage_common.text.chat_template import count_common
 from forage_common.text.observation import RESERVED_TAGS, escape_tags
 from forage_common.text.tags import CLOSE, OPEN, Tag
 from forage_trainer.chats.template_facts import Fact, Level
@@ -153,14 +153,10 @@ def _check_drift(tokenizer: Any, prompt: str) -> Fact:
     tags = ", ".join(f"<{name}> {len(_encode(tokenizer, OPEN[Tag(name)]))}" for name in RESERVED_TAGS)
     if again == ids:
         return Fact("tokens", f"three turns encoded again give the same tokens (tokens of a tag: {tags})")
-    same = _count_common(ids, again)
+    same = count_common(ids, again)
     seen = f"three turns encoded again differ from token {same} of {len(ids)} on (tokens of a tag: {tags})"
     return Fact("tokens", seen, "nothing is encoded again: what was sampled is trained on", "", Level.NOTE)
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:
     return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
-
-
-def _count_common(one: Sequence[int], other: Sequence[int]) -> int:
-    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
