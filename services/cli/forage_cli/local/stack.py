@@ -91,9 +91,10 @@ def repository() -> Path:
 def is_installed(program: Program) -> bool:
     """Whether a service's environment is here; an image has that of one service, and a wheel none."""
     try:
-        return find_interpreter(program).exists()
+        find_interpreter(program)
     except UserError:
         return False
+    return True
 
 
 def find_interpreter(program: Program) -> Path:
