@@ -201,6 +201,13 @@ def build_dashboard() -> Dashboard:
         Query(S.aggregate("forage_rollout_replica_policy_version", by="replica"), "{{replica}}"),
     )
     board.add_timeseries(
+        "Difference from the trainer",
+        "Mean difference between log-probabilities of trainer and engine, of a few tokens under the served policy.",
+        "none",
+        Query(S.aggregate("forage_rollout_replica_canary_difference", by="replica"), "{{replica}}"),
+        minimum=0,
+    )
+    board.add_timeseries(
         "Updates",
         "In the selected time range: policies and adapters loaded, and policies that could not be loaded.",
         "none",
@@ -208,6 +215,7 @@ def build_dashboard() -> Dashboard:
         Query(S.compute_increase("forage_rollout_adapter_loads_total"), "adapters"),
         Query(S.compute_increase("forage_rollout_direct_transfers_total"), "sent by the trainer"),
         Query(S.compute_increase("forage_rollout_direct_fallbacks_total"), "read instead"),
+        Query(S.compute_increase("forage_rollout_fresh_loads_total"), "afresh"),
         Query(S.compute_increase("forage_rollout_policy_failures_total"), "failures"),
         minimum=0,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from forage_policies.digests import compute_content, is_digest, verify_digest
 from forage_policies.parallel import map_parallel
 
 _LONGEST = 500
+CANARY_ROWS, CANARY_TOKENS = 4, 64
+"""A canary has at most so many rows of at most so many tokens: they are scored while nothing is sampled."""
 READERS = 8
 """Files of a policy that are read or hashed at once: one file does not use all of a network's or a disk's bandwidth."""
 
@@ -58,6 +61,29 @@ def check_files(policy: Policy, files: Iterable[PolicyFile]) -> dict[str, Policy
             raise PolicyError(f"{describe_policy(policy)} lists {file.name} twice")
         found[file.name] = file
     return found
+
+
+def check_canary(policy: Policy, vocabulary: int) -> None:
+    """Return if an engine can score the canary of a policy; one without is right, too.
+
+    Args:
+        vocabulary: number of token ids of the model.
+
+    Raises:
+        PolicyError: the sentence says what is wrong.
+    """
+    name, rows = f"{describe_policy(policy)} has a canary", policy.canary.rows
+    if len(rows) > CANARY_ROWS:
+        raise PolicyError(f"{name} of {len(rows)} rows, expected at most {CANARY_ROWS}")
+    for number, row in enumerate(rows):
+        tokens, given = len(row.token_ids), len(row.logprobs)
+        if not 2 <= tokens <= CANARY_TOKENS or given != tokens - 1:
+            expected = f"2 to {CANARY_TOKENS} tokens and a log-probability of each but the first"
+            raise PolicyError(f"{name} whose row {number} has {tokens} tokens and {given} values, expected {expected}")
+        if (highest := max(row.token_ids)) >= vocabulary:
+            raise PolicyError(f"{name} whose row {number} has token {highest}, expected fewer than {vocabulary}")
+        if not all(map(math.isfinite, row.logprobs)):
+            raise PolicyError(f"{name} whose row {number} has a log-probability that is not finite")
 
 
 @dataclass(frozen=True)

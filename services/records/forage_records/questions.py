@@ -54,6 +54,11 @@ class Question:
     text: str  # for reports: the question without instructions, if the file has it
     file: int = 0  # position of its file among those that were read
 
+    @property
+    def chat(self) -> list[dict[str, str]]:
+        """Its messages as a chat template takes them."""
+        return [{"role": message.role, "content": message.content} for message in self.messages]
+
     def uid(self, epoch: int | str) -> str:
         """The group's id in the `epoch`-th pass over the data (from 0), or for another purpose (text)."""
         return f"{self.data_source}/{self.split}/{self.index}/{epoch}"
@@ -101,7 +106,7 @@ class Questions:
         Raises:
             DataError: no prompt is short enough, or the model's chat template rejects one.
         """
-        chats = [[{"role": m.role, "content": m.content} for m in q.messages] for q in self.rows]
+        chats = [row.chat for row in self.rows]
         try:
             lengths = tokenizer.count_prompt_tokens(chats)
         except RejectedPromptError as error:

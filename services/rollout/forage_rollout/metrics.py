@@ -55,6 +55,8 @@ _COUNTERS = {
     "cached_prompt_tokens": "Prompt tokens found in the prefix cache: its hits; prompt_tokens are its queries",
     "call_retries": "Attempts to call a service that failed and were repeated",
     "calls_given_up": "Calls of a service that failed for good",
+    "canary_failures": "Loaded policies whose log-probabilities of a few tokens were not the trainer's",
+    "canary_seconds": "Time in which loaded policies were compared with the trainer's before they were served",
     "circuits_opened": "Times that a service was left alone after failures in a row",
     "direct_fallbacks": "Folders of policies that the trainer was to send, and that were read instead",
     "direct_transfers": "Folders of policies that the trainer, or another engine, sent to this service",
@@ -64,6 +66,7 @@ _COUNTERS = {
     "failed_invalid_input": "Failed trajectories: their prompt cannot be answered as it is",
     "failed_timeout": "Failed trajectories: out of time",
     "failed_trajectories": "Trajectories with a status other than OK: in no loss, whatever the reason",
+    "fresh_loads": "Policies that vLLM was started with, because they could not be loaded in place",
     "generate_seconds": "Time of trajectories in the engine",
     "generated_tokens": "Tokens that the policy sampled, of all trajectories that ended",
     "generations_repeated": "Generations asked of another engine because theirs died, or the connection to it",
@@ -184,6 +187,7 @@ class Snapshot:
         version_tokens: agents only, see `VersionTokens.counts`.
         notes: dispatchers only: what holds their work up, by topic.
         waits: see `list_waits`.
+        difference: engines only; see `VllmEngine.difference`.
     """
 
     replica: str
@@ -192,6 +196,7 @@ class Snapshot:
     version_tokens: Mapping[tuple[int, int], int] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
     waits: Sequence[dict[str, Any]] = ()
+    difference: float | None = None
 
 
 class RolloutCollector(Collector):
@@ -206,6 +211,7 @@ class RolloutCollector(Collector):
         self._serving: Policy | None = None
         self._announced: Policy | None = None
         self._replicas: dict[str, Policy] = {}
+        self._differences: dict[str, float] = {}
 
     def update(
         self,
@@ -225,12 +231,14 @@ class RolloutCollector(Collector):
         with self._lock:
             self._gauges = {("replicas", deployment): len(found) for deployment, found in snapshots.items()}
             self._gauges |= {(name,): entries for name, entries in (queues or {}).items()}
-            self._replicas = {}
+            self._replicas, self._differences = {}, {}
             for snapshot in itertools.chain.from_iterable(snapshots.values()):
                 self._add_counts(snapshot)
                 self._add_stale_tokens(snapshot, announced)
                 if snapshot.serving is not None:
                     self._replicas[snapshot.replica] = snapshot.serving
+                if snapshot.difference is not None:
+                    self._differences[snapshot.replica] = snapshot.difference
             self._serving, self._announced = serving, announced
 
     def get(self, name: str, *labels: str) -> int:
@@ -242,19 +250,20 @@ class RolloutCollector(Collector):
         """Every metric that there may be, without a value."""
         yield from map(_build_family, sorted(_GAUGES | _COUNTERS))
         yield _build_staleness({})
-        yield from _build_policies(Policy(), Policy(), {})
+        yield from _build_policies(Policy(), Policy(), {}, {})
 
     def collect(self) -> Iterator[Metric]:
         with self._lock:
             counts, stale_tokens = self._totals | self._gauges, dict(self._stale_tokens)
             serving, announced, replicas = self._serving, self._announced, self._replicas
+            differences = self._differences
         for name, samples in itertools.groupby(sorted(counts.items()), key=lambda item: item[0][0]):
             family = _build_family(name)
             for (_, *labels), value in samples:
                 family.add_metric(labels, value)
             yield family
         yield _build_staleness(stale_tokens)
-        yield from _build_policies(serving or Policy(), announced, replicas)
+        yield from _build_policies(serving or Policy(), announced, replicas, differences)
 
     def _read_increment(self, replica: str, key: Any, value: float) -> float:
         """Growth of a replica's number since it was read last.
@@ -298,7 +307,9 @@ def _build_staleness(tokens: Mapping[int, float]) -> Metric:
     return HistogramMetricFamily(_PREFIX + "token_staleness", text, buckets, total)
 
 
-def _build_policies(served: Policy, announced: Policy | None, replicas: Mapping[str, Policy]) -> Iterator[Metric]:
+def _build_policies(
+    served: Policy, announced: Policy | None, replicas: Mapping[str, Policy], differences: Mapping[str, float]
+) -> Iterator[Metric]:
     yield GaugeMetricFamily(_PREFIX + "policy_version", "Policy version that every engine serves", served.version)
     yield GaugeMetricFamily(_PREFIX + "policy_epoch", "Epoch of the policy that every engine serves", served.epoch)
     if announced is not None:
@@ -308,4 +319,9 @@ def _build_policies(served: Policy, announced: Policy | None, replicas: Mapping[
     each = GaugeMetricFamily(_PREFIX + "replica_policy_version", text, labels=["replica"])
     for replica, policy in replicas.items():
         each.add_metric([replica], policy.version)
+    yield each
+    text = "Mean difference of the trainer's log-probabilities from those of one engine under the policy that it serves"
+    each = GaugeMetricFamily(_PREFIX + "replica_canary_difference", text, labels=["replica"])
+    for replica, difference in differences.items():
+        each.add_metric([replica], difference)
     yield each

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
-
-import torch
 
 from forage_common.errors import DiskFullError, UnavailableError
 from forage_common.security.signatures import RunSignatures
@@ -47,11 +45,10 @@ from forage_trainer.validation.evaluation import Validation
 from forage_trainer.validation.probe import ValidationProbe
 from forage_trainer.validation.schedule import Validations
 from forage_trainer.waiting import RedisRetry
-from forage_trainer.weights.dtype import copy_weights
-from forage_trainer.weights.model_files import Adapter
 from forage_trainer.weights.policy_store import PolicyStore
 from forage_trainer.weights.publisher import Publisher
 from forage_trainer.weights.refusals import Refusals
+from forage_trainer.weights.snapshots import Snapshots
 
 
 class TrainingLoop:
@@ -68,6 +65,7 @@ class TrainingLoop:
         stop: Stop,
         health: Health,
         shifts: Shifts | None = None,
+        openings: Sequence[Sequence[int]] = (),
     ) -> None:
         folder, trainer = settings.run.folder, settings.trainer
         self._settings, self._streams, self._worker = settings, streams, worker
@@ -86,6 +84,8 @@ class TrainingLoop:
         self._guards = Guards(trainer.guards)
         self._policies = PolicyStore(folder / "policies", trainer.publish.uri, settings.run.id, self._retry.storage)
         self._publisher = Publisher.open(settings, self._policies, streams, self._retry, signatures)
+        read_dtype = partial(self._retry, streams.read_dtype)
+        self._snapshots = Snapshots(settings, worker, read_dtype, self._hold, openings, pad_id)
         # What probes sample must be announced before the step that probes.
         probes = trainer.probe.freq or trainer.algorithm.probe_penalty.coef
         self._overlaps = trainer.max_staleness > 0 and not probes
@@ -201,6 +201,7 @@ class TrainingLoop:
 
     def _train_on(self, batch: Batch, policy: Policy, clock: Stopwatch, began: float) -> Policy:
         step, late = batch.number, self._feeder.find_latest(batch.stragglers)
+        self._snapshots.add_turn(batch.groups)
         on_record = partial(self._write_record, step, late) if self._step_files.is_kept(step) else None
         if self._rollbacks.is_skipped(step):
             why = "a guard rolled the run back because of it"
@@ -377,14 +378,14 @@ class TrainingLoop:
         get_logger().info("resumed", step=manifest.step, from_epoch=manifest.epoch, processes=manifest.world_size)
 
     def _publish(self, whole: bool = False) -> Policy:
-        policy = self._publisher.publish(self._version, self._copy_weights(), whole)
+        policy = self._publisher.publish(self._version, *self._snapshots.take(), whole)
         self._announced = self._version
         return policy
 
     def _begin_policy(self) -> Policy:
         """Publish on a thread beside the next step; returns what is known of the policy."""
         self._retry(self._streams.check_epoch)
-        self._publisher.begin(self._version, self._copy_weights())
+        self._publisher.begin(self._version, *self._snapshots.take())
         return Policy(version=self._version, epoch=self._streams.epoch)
 
     def _settle_policy(self, wait: bool) -> None:
@@ -393,7 +394,3 @@ class TrainingLoop:
             self._announced = policy.version
             self._feeder.issue_up_to_bound(self._announced)
             self._lines.report(self._unreported | describe_policy(policy))
-
-    def _copy_weights(self) -> Mapping[str, torch.Tensor] | Adapter:
-        with self._hold():
-            return copy_weights(self._worker, self._settings, self._retry(self._streams.read_dtype))

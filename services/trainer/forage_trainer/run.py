@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from forage_common.streams.history import open_history
 from forage_common.streams.payloads import Payloads
 from forage_common.telemetry.health import Health, serve_health
 from forage_common.telemetry.logs import get_logger
+from forage_policies.announcement import CANARY_ROWS
 from forage_records.events import EventKind, EventLog
 from forage_records.questions import Questions, read_questions
 from forage_records.training import check_training
@@ -78,7 +79,9 @@ def run_leader(settings: Settings, stop: Stop) -> int:
         report_questions("validation", validation)
         health.wait_for("start", "asking the reward service for its data sources")
         check_rewards(settings, {"data.train_files": train, "data.val_files": validation}, stop, health)
-        _train(settings, train, validation, tokenizer.pad_id, stop, health)
+        scored = [] if settings.rollout.weights.canary == "off" else train.rows[:CANARY_ROWS]
+        openings = tokenizer.encode_prompts([row.chat for row in scored])
+        _train(settings, train, validation, tokenizer.pad_id, stop, health, openings)
     except Stopped:
         get_logger().info("stopped")
         return EXIT_STOPPED
@@ -112,7 +115,13 @@ def run_follower(settings: Settings, on_built: Callable[[], object] = lambda: No
 
 
 def _train(
-    settings: Settings, train: Questions, validation: Questions, pad_id: int, stop: Stop, health: Health
+    settings: Settings,
+    train: Questions,
+    validation: Questions,
+    pad_id: int,
+    stop: Stop,
+    health: Health,
+    openings: Sequence[Sequence[int]] = (),
 ) -> None:
     from forage_trainer.engine.policy_worker import PolicyWorker
     from forage_trainer.loop import TrainingLoop
@@ -139,7 +148,7 @@ def _train(
         if decoder.folder is not None:
             decoder.folder.read_epoch = lambda: streams.epoch
         try:
-            loop = TrainingLoop(settings, streams, worker, train, validation, pad_id, stop, health, shifts)
+            loop = TrainingLoop(settings, streams, worker, train, validation, pad_id, stop, health, shifts, openings)
             with _record_end(settings, loop):
                 loop.run()
         finally:

@@ -416,7 +416,7 @@ async def test_a_load_that_is_cancelled_within_its_pause_ends(parts: Parts) -> N
     await parts.serve("a")
     policy = describe_policy(parts.models["b"])
     updating = asyncio.create_task(parts.engine.load_policy(policy))
-    while not parts.engine._pause.is_updating:
+    while not parts.engine._instance.pause.is_updating:
         await asyncio.sleep(0)
     updating.cancel()
     with pytest.raises(asyncio.CancelledError):

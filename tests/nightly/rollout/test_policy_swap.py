@@ -167,7 +167,7 @@ async def test_a_worker_that_dies_fails_the_load_and_the_engine(
             await until_staging()
         else:
             async with asyncio.timeout(WAIT_S):
-                while not engine._pause.is_updating:
+                while not engine._instance.pause.is_updating:
                     await asyncio.sleep(0)
         os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(EngineDeadError):

@@ -134,6 +134,8 @@ def describe_replica(replica: Replica) -> str:
     """What an engine serves and refuses, and whether it sleeps, as a clause."""
     serving = f"v{replica.serving.version} (epoch {replica.serving.epoch})"
     text = f"serves {serving if replica.HasField('serving') else 'its own weights'}"
+    if replica.HasField("difference"):
+        text += f", {replica.difference:.1g} nats from the trainer"
     if replica.HasField("refused"):
         text += f", refuses v{replica.refused.version}: {replica.reason}"
     if replica.HasField("asleep"):

@@ -134,6 +134,11 @@ class WeightSettings(Section):
         "filesystem",
         description="filesystem: policies are read where they are published; direct: the trainer sends them",
     )
+    canary: Literal["refuse", "warn", "off"] = Field(
+        "refuse",
+        description="What happens to a loaded policy that does not give the trainer's log-probabilities of a few "
+        "tokens; refuse: it is not served; warn: it is",
+    )
     cache_dir: Path = Field(Path(".cache/policies"), description="Folder of policies fetched from remote storage")
 
 

@@ -893,6 +893,56 @@ class DirectSender(_message.Message):
 Global___DirectSender: _TypeAlias = DirectSender  # noqa: Y015
 
 @_typing.final
+class Canary(_message.Message):
+    """Tokens, and the trainer's log-probabilities of them under a policy: what an engine must give that has loaded it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Row(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        TOKEN_IDS_FIELD_NUMBER: _builtins.int
+        LOGPROBS_FIELD_NUMBER: _builtins.int
+        @_builtins.property
+        def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+        @_builtins.property
+        def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+            """of every token but the first, at temperature 1"""
+
+        def __init__(
+            self,
+            *,
+            token_ids: _abc.Iterable[_builtins.int] | None = ...,
+            logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "token_ids", b"token_ids"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    dtype: _builtins.str
+    """what the trainer computed them in, as PyTorch names it"""
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Canary.Row]: ...
+    def __init__(
+        self,
+        *,
+        rows: _abc.Iterable[Global___Canary.Row] | None = ...,
+        dtype: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Canary: _TypeAlias = Canary  # noqa: Y015
+
+@_typing.final
 class Policy(_message.Message):
     """The policy that replicas must serve: the value of the `policy` key."""
 
@@ -907,6 +957,7 @@ class Policy(_message.Message):
     ADAPTER_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     DIRECT_FIELD_NUMBER: _builtins.int
+    CANARY_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """optimizer steps behind these weights"""
@@ -933,6 +984,10 @@ class Policy(_message.Message):
     def direct(self) -> Global___DirectSender:
         """if set, the trainer also sends the files itself"""
 
+    @_builtins.property
+    def canary(self) -> Global___Canary:
+        """unset: no replica can tell whether it serves this policy"""
+
     def __init__(
         self,
         *,
@@ -945,11 +1000,12 @@ class Policy(_message.Message):
         adapter: _builtins.bool = ...,
         parts: _abc.Iterable[Global___PolicyPart] | None = ...,
         direct: Global___DirectSender | None = ...,
+        canary: Global___Canary | None = ...,
         signature: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["direct", b"direct"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["canary", b"canary", "direct", b"direct"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "digest", b"digest", "direct", b"direct", "epoch", b"epoch", "files", b"files", "parts", b"parts", "published_unix_ms", b"published_unix_ms", "signature", b"signature", "uri", b"uri", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "canary", b"canary", "digest", b"digest", "direct", b"direct", "epoch", b"epoch", "files", b"files", "parts", b"parts", "published_unix_ms", b"published_unix_ms", "signature", b"signature", "uri", b"uri", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -966,10 +1022,13 @@ class Replica(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     OUT_OF_SERVICE_FIELD_NUMBER: _builtins.int
     ASLEEP_FIELD_NUMBER: _builtins.int
+    DIFFERENCE_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """why it is refused"""
     out_of_service: _builtins.bool
     """it takes no requests"""
+    difference: _builtins.float
+    """of its log-probabilities from those of the policy's canary: the mean, in nats"""
     @_builtins.property
     def serving(self) -> Global___Policy:
         """what it samples from"""
@@ -990,12 +1049,15 @@ class Replica(_message.Message):
         reason: _builtins.str = ...,
         out_of_service: _builtins.bool = ...,
         asleep: Global___Shift | None = ...,
+        difference: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "refused", b"refused", "serving", b"serving"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_difference", b"_difference", "asleep", b"asleep", "difference", b"difference", "refused", b"refused", "serving", b"serving"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "out_of_service", b"out_of_service", "reason", b"reason", "refused", b"refused", "serving", b"serving"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_difference", b"_difference", "asleep", b"asleep", "difference", b"difference", "out_of_service", b"out_of_service", "reason", b"reason", "refused", b"refused", "serving", b"serving"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__difference: _TypeAlias = _typing.Literal["difference"]  # noqa: Y015
+    _WhichOneofArgType__difference: _TypeAlias = _typing.Literal["_difference", b"_difference"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__difference) -> _WhichOneofReturnType__difference | None: ...
 
 Global___Replica: _TypeAlias = Replica  # noqa: Y015
 

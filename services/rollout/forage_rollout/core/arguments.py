@@ -58,6 +58,7 @@ _REFUSED = {
     "pipeline_parallel_size": _PLACED,
     "prefill_context_parallel_size": _PLACED,
     "runner": "engines generate",
+    "scheduler_cls": "Forage's scheduler lets a new policy be checked before it serves",
     "skip_tokenizer_init": "stop texts need the tokenizer",
     "worker_cls": "Forage's worker puts new policies in place",
     "worker_extension_cls": "Forage's worker puts new policies in place",
@@ -126,6 +127,7 @@ def build_arguments(settings: Settings, cpu: bool) -> dict[str, Any]:
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
         "enable_log_requests": False,
+        "scheduler_cls": "forage_rollout.weights.canary_scheduler.build_scheduler",
         "worker_extension_cls": "forage_rollout.engine.worker_extension.WorkerExtension",
     }
     if settings.trainer.placement == "colocated" and not cpu:
@@ -145,6 +147,11 @@ def build_arguments(settings: Settings, cpu: bool) -> dict[str, Any]:
     if settings.run.repeatable:
         arguments |= prepare_repeatable(cpu, engine)
     return arguments | build_engine_arguments(get_served_lora_rank(settings))
+
+
+def is_exact(settings: EngineSettings) -> bool:
+    """Whether no argument of the user's makes the engine compute otherwise than the trainer."""
+    return not settings.args.keys() & _INEXACT
 
 
 def check_before_start(settings: EngineSettings) -> None:

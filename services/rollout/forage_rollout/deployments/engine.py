@@ -82,7 +82,7 @@ class EngineDeployment:
             await shifts.wait_for_engines()
         with nullcontext() if shifts is None else shifts.starting():
             self._engine = engine = _start_engine(settings)
-            self._openai = OpenAiRoutes(self._engine.llm, settings)
+            self._openai = OpenAiRoutes(lambda: engine.llm, settings)
         self._follower = Follower(streams, self._engine, self._replica, shifts, settings.security.audit_file)
         await self._follower.catch_up()
         self._following = supervise(self._follower.follow(), "follow_policy")
@@ -118,7 +118,8 @@ class EngineDeployment:
 
     async def take_snapshot(self) -> Snapshot:
         counts = to_counts(self._engine.counts) | read_call_counts() | self._check_pace.read_counts("Engine")
-        return Snapshot(self._replica, counts, self._engine.serving, waits=list_waits("engine"))
+        engine, waits = self._engine, list_waits("engine")
+        return Snapshot(self._replica, counts, engine.serving, waits=waits, difference=engine.difference)
 
     async def record_routing_stats(self) -> dict[str, str]:
         """Report the state of this replica to the router; Serve calls this method by its name."""
@@ -145,7 +146,7 @@ class EngineDeployment:
             raise RuntimeError("the task that follows the policy has ended")
 
     def _check_in_service(self) -> None:
-        if not self._engine.out_of_service:
+        if not self._engine.out_of_service or self._engine.is_starting_again:
             self._out_of_service_since = None
             return
         self._out_of_service_since = self._out_of_service_since or time.monotonic()

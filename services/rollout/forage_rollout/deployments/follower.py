@@ -6,7 +6,7 @@ import asyncio
 import time
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from forage_common.errors import UnavailableError
 from forage_common.security.audit import record_act
@@ -84,6 +84,7 @@ class Follower:
             reason=self._reason if is_refusing else "",
             out_of_service=self._is_starting or bool(self._engine.out_of_service),
             asleep=self._asleep,
+            difference=self._engine.difference,
         )
 
     async def catch_up(self, timeout_s: float = CATCH_UP_TIMEOUT_S) -> None:
@@ -185,7 +186,11 @@ class Follower:
             announced = await call_in_thread(self._streams.read_policy)
             if announced not in (None, self._engine.serving):
                 await self._try(announced)
-        await self._engine.wake_up()
+        try:
+            await self._engine.wake_up()
+        except PolicyError as error:  # what was put in place without a cache could only be checked now
+            if self._engine.serving is not None:
+                self._refuse(self._engine.serving, error, self._engine.serving)
 
     async def _await_announcement(self, seen: bytes) -> bytes:
         # wait: for the end of the trainer's shift, which has a time limit
@@ -197,7 +202,7 @@ class Follower:
 
     async def _try(self, announced: Policy) -> bool:
         """Load a policy; False if it is refused, or another one was announced before this one was ready."""
-        before = self._engine.serving
+        before, fresh = self._engine.serving, self._engine.counts.fresh_loads
         try:
             with self._record("load", announced):
                 await self._load(announced)
@@ -205,19 +210,23 @@ class Follower:
             log.info("policy_skipped", policy=describe_policy(announced))
             return False
         except PolicyError as error:
-            if announced != self._refused:  # log each refused policy once, not at each attempt
-                log.error("policy_refused", detail=str(error))
-                which = {"version": announced.version, "epoch": announced.epoch, "uri": announced.uri}
-                record_act("refuse_policy", self._name, self._audit_file, **which, reason=str(error))
-            self._refused, self._reason, self._kept = announced, str(error), before
+            self._refuse(announced, error, before)
             return False
         else:
             self._stepped_aside = False
+            if self._engine.counts.fresh_loads > fresh:
+                record_act("load_policy_afresh", self._name, self._audit_file, **_name_policy(announced))
             if before is not None and not is_newer(announced, before):
                 log.warning("older_policy_loaded", announced=describe_policy(announced), before=describe_policy(before))
             return True
         finally:
             self._has_news.set()
+
+    def _refuse(self, policy: Policy, error: PolicyError, kept: Policy | None) -> None:
+        if policy != self._refused:  # log each refused policy once, not at each attempt
+            log.error("policy_refused", detail=str(error))
+            record_act("refuse_policy", self._name, self._audit_file, **_name_policy(policy), reason=str(error))
+        self._refused, self._reason, self._kept = policy, str(error), kept
 
     async def _load(self, announced: Policy) -> None:
         """Load a policy, unless another one is announced before it is served. The next one is loaded in any case.
@@ -285,3 +294,7 @@ class Follower:
     def _record(self, operation: str, policy: Policy) -> AbstractContextManager[object]:
         records = self._streams.history
         return records.record(operation, history.describe_policy(policy)) if records else nullcontext()
+
+
+def _name_policy(policy: Policy) -> dict[str, Any]:
+    return {"version": policy.version, "epoch": policy.epoch, "uri": policy.uri}

@@ -32,9 +32,11 @@ class EndpointEngine:
     Attributes:
         serving: names the endpoint; its version is always 0.
         out_of_service: always empty: requests to an unavailable endpoint are retried within their time limit.
+        is_starting_again: never: nothing is started here.
+        difference: None: no policy is loaded that could be compared.
     """
 
-    out_of_service = ""
+    out_of_service, is_starting_again, difference = "", False, None
 
     def __init__(self, settings: Settings) -> None:
         self._folder = settings.model.path

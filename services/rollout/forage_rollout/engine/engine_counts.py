@@ -30,6 +30,9 @@ class EngineCounts:
     policy_pause_seconds: float = 0.0
     policy_failures: int = 0
     adapter_loads: int = 0
+    fresh_loads: int = 0
+    canary_failures: int = 0
+    canary_seconds: float = 0.0
     direct_transfers: int = 0
     direct_fallbacks: int = 0
     sleeps: int = 0

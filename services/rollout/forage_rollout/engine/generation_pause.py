@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_rollout.engine.scheduler_watch import SchedulerWatch
+from forage_rollout.weights.canary import hold_requests
 from forage_rollout.weights.policy import format_label
 
 
@@ -35,6 +37,7 @@ class GenerationPause:
         # vLLM has a single pause: a pause, a resume and an update must not interleave, or one would end the other's.
         self._lock = asyncio.Lock()
         self._drained = AsyncExitStack()
+        self._check: Callable[[], Awaitable[None]] | None = None
         self.is_updating = False
         self.is_paused = False
         self.is_asleep = False
@@ -72,11 +75,28 @@ class GenerationPause:
         await self.wake_weights()
         async with self._lock:
             if self.is_asleep:
-                await self._llm.wake_up(["kv_cache"])  # vLLM resumes with it
+                async with self._holding():
+                    await self._llm.wake_up(["kv_cache"])  # vLLM resumes with it, unless it is held
+                    check, self._check = self._check, None
+                    if check is not None:
+                        await check()
                 if self.is_paused:
                     await self._llm.pause_generation(mode="keep", clear_cache=False)
                 self.is_asleep = False
                 self._is_awake.set()
+
+    @asynccontextmanager
+    async def _holding(self) -> AsyncIterator[None]:
+        """Where a policy waits for its check, keep vLLM paused within the block; the pause ends after it."""
+        if self._check is None:
+            yield
+            return
+        held = await hold_requests(self._llm)
+        try:
+            yield
+        finally:
+            await self._llm.abort(held)
+        await self._llm.resume_generation()
 
     async def pause(self, drain: bool, drained: AbstractAsyncContextManager[None]) -> None:
         """Hold generation until `resume`.
@@ -109,11 +129,21 @@ class GenerationPause:
                 self.is_paused = False
                 await self._drained.aclose()
 
-    async def put_policy(self, policy: Policy, number: int) -> tuple[float, float]:
+    async def take_over(self, before: GenerationPause) -> None:
+        """Go on with the pause of another instance, whose engine this one's replaces."""
+        async with self._lock:
+            if before.is_paused:
+                await self._llm.pause_generation(mode="keep", clear_cache=False)
+                self.is_paused, self._drained = True, before._drained
+
+    async def put_policy(
+        self, policy: Policy, number: int, check: Callable[[], Awaitable[None]] | None = None
+    ) -> tuple[float, float]:
         """Put a policy in place that the workers have ready; after an exception the weights are undefined.
 
         Args:
             number: the policy's number in `Stager.stage`.
+            check: called before anything is sampled; may raise to prevent it. Without a cache `wake_up` calls it.
 
         Returns:
             Seconds until the running step had ended, and seconds that generation then stood still.
@@ -137,6 +167,10 @@ class GenerationPause:
                         # From here on vLLM marks sampled tokens with this label: it becomes the trajectory's segments.
                         self._llm.update_weight_version(format_label(policy)),
                     )
+                if self.is_asleep:
+                    self._check = check
+                elif check is not None:
+                    await check()
                 if not (self.is_paused or self.is_asleep):
                     await self._llm.resume_generation()
                 return begin - asked, time.perf_counter() - begin

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from argparse import Namespace
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from forage_common.files.template_values import build_template_values, read_template_values
@@ -28,11 +28,19 @@ class OpenAiRoutes:
     """Answers requests with vLLM's serving classes.
 
     Args:
-        llm: the running `AsyncLLM`.
+        find_llm: returns the running `AsyncLLM`; another one once a policy was loaded afresh.
     """
 
-    def __init__(self, llm: Any, settings: Settings) -> None:
-        self._app = _build_app(llm, settings)
+    def __init__(self, find_llm: Callable[[], Any], settings: Settings) -> None:
+        self._find_llm, self._settings = find_llm, settings
+        self._llm: Any = None
+        self._app: Any = None
+
+    def _find_app(self) -> Any:
+        llm = self._find_llm()
+        if llm is not self._llm:
+            self._llm, self._app = llm, _build_app(llm, self._settings)
+        return self._app
 
     async def forward_openai(
         self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
@@ -64,7 +72,7 @@ class OpenAiRoutes:
         async def answer() -> None:
             recalled.set([])
             try:
-                await self._app(_build_scope(method, path, headers), receive, send)
+                await self._find_app()(_build_scope(method, path, headers), receive, send)
             finally:
                 if not closed.is_set():
                     await parts.put(None)

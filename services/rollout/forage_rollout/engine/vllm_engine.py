@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-import os
 import time
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any
 
-from forage_common.files.model_folder import list_weight_files
-from forage_common.files.served_lora import get_served_lora_rank
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.text.chat_template import Chat
 from forage_common.v1.trajectory_pb2 import Policy, Sampling, TemplateValues
-from forage_policies.announcement import PolicyError, describe_policy
-from forage_policies.tensors import SUFFIX, read_headers
-from forage_rollout.core.arguments import build_arguments, build_environment
-from forage_rollout.core.process import use_own_processes
 from forage_rollout.engine.chat import render_chat
 from forage_rollout.engine.engine_counts import EngineCounts, Meter
-from forage_rollout.engine.generation_pause import GenerationPause
+from forage_rollout.engine.instance import Instance
 from forage_rollout.engine.leases import Leases
+from forage_rollout.engine.policy_loader import PolicyLoader
 from forage_rollout.engine.sampling_parameters import build_parameters, find_refusal
-from forage_rollout.engine.scheduler_watch import SchedulerWatch
-from forage_rollout.engine.stager import Stager, call_living
 from forage_rollout.engine.stops import StopTexts
 from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
-from forage_rollout.weights.adapter import Adapter, Adapters, verify_adapter
-from forage_rollout.weights.holding import hold_policy, open_cache
-from forage_rollout.weights.policy import EngineHangsError, EngineLostError, NotServingError, is_newer, parse_label
-from forage_rollout.weights.validation import verify_tensors
+from forage_rollout.weights.adapter import Adapter
+from forage_rollout.weights.canary import CanaryError
+from forage_rollout.weights.policy import EngineHangsError, EngineLostError, NotServingError, parse_label
+from forage_rollout.weights.stager import call_living
 
 log = get_logger()
 
@@ -41,55 +31,59 @@ log = get_logger()
 class VllmEngine:
     """One model in one AsyncLLM. Create it inside the event loop that will use it.
 
-    Attributes:
-        serving: the policy whose tokens are sampled; None = the weights of `model.path`.
-        out_of_service: why `generate` refuses, such as a published policy that cannot be loaded; loading one clears it.
-
     Raises:
-        SettingsError: as `build_arguments` and `open_cache`.
+        SettingsError: as `PolicyLoader`.
     """
 
     def __init__(self, settings: Settings) -> None:
-        os.environ.update(build_environment(settings.rollout.engine))
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.platforms import current_platform
-        from vllm.v1.engine.async_llm import AsyncLLM
-
-        use_own_processes()
-        engine, weights = settings.rollout.engine, settings.rollout.weights
-        model = Path(settings.model.path).resolve()
-        self._expected = read_headers(model / name for name in list_weight_files(model))
-        self._shapes = {name: info.shape for name, info in self._expected.items()}
-        self._cache = open_cache(settings)
-        arguments = AsyncEngineArgs(**build_arguments(settings, bool(current_platform.is_cpu())))
-        self._scheduler = SchedulerWatch()
-        self._llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[self._scheduler.build_logger_class()])
-        self._scheduler.watch_outputs(self._llm.output_processor)
-        self._tokenizer = self._llm.get_tokenizer()
+        rollout = settings.rollout
+        self._meter = Meter()
+        self._leases = Leases(rollout.trajectory_timeout_s) if rollout.weights.update == "drain" else None
+        self._loader = PolicyLoader(settings, self._meter, self._leases)
+        self._tokenizer = self.llm.get_tokenizer()
         self._stops = StopTexts(self._tokenizer.get_vocab())
         self._request_ids = itertools.count()
-        self._max_lora_rank = get_served_lora_rank(settings)
-        self._adapters = Adapters(self._llm)
-        self._hang_timeout_s = engine.hang_timeout_s
-        self._leases = Leases(settings.rollout.trajectory_timeout_s) if weights.update == "drain" else None
-        self._pause = GenerationPause(self._llm, self._scheduler)
-        self._stager = Stager(self._llm)
-        self._loading = asyncio.Lock()
+        self._hang_timeout_s = rollout.engine.hang_timeout_s
         self._sampled_tokens = 0
         self._asleep_at: float | None = None
-        self._meter = Meter()
-        self.serving: Policy | None = None
-        self.out_of_service = ""
+
+    @property
+    def serving(self) -> Policy | None:
+        """The policy whose tokens are sampled; None = the weights of `model.path`."""
+        return self._loader.serving
+
+    @property
+    def out_of_service(self) -> str:
+        """Why `generate` refuses, such as a published policy that cannot be loaded; loading one clears it."""
+        return self._loader.out_of_service
+
+    @out_of_service.setter
+    def out_of_service(self, reason: str) -> None:
+        self._loader.out_of_service = reason
+
+    @property
+    def is_starting_again(self) -> bool:
+        """Whether a policy is loaded afresh: vLLM is started with it, out of service meanwhile."""
+        return self._loader.is_starting_again
+
+    @property
+    def difference(self) -> float | None:
+        """What the log-probabilities of the policy that was loaded last differ by from the trainer's, in nats."""
+        return self._loader.canary.difference
+
+    @property
+    def _instance(self) -> Instance:
+        return self._loader.instance
 
     @property
     def llm(self) -> Any:
-        """vLLM's AsyncLLM, for vLLM's own serving classes."""
-        return self._llm
+        """vLLM's AsyncLLM, for vLLM's own serving classes; another one after a fresh load."""
+        return self._instance.llm
 
     @property
     def dtype(self) -> str:
-        """What the engine computes in, as PyTorch names it: vLLM decides what `auto` is."""
-        return str(self._llm.model_config.dtype).removeprefix("torch.")
+        """See `Instance.dtype`."""
+        return self._instance.dtype
 
     @property
     def end_of_turn(self) -> str:
@@ -99,16 +93,16 @@ class VllmEngine:
     @property
     def is_paused(self) -> bool:
         """Whether generation was paused and not resumed."""
-        return self._pause.is_paused
+        return self._instance.pause.is_paused
 
     @property
     def counts(self) -> EngineCounts:
         """Counts as of now."""
-        counts, states = self._meter.counts, self._llm.output_processor.request_states.values()
+        counts, states = self._meter.counts, self._instance.states.values()
         counts.requests_waiting = sum(state.is_prefilling for state in states)
         counts.requests_running = len(states) - counts.requests_waiting
-        self._scheduler.write_to(counts, len(states))
-        counts.direct_transfers, counts.direct_fallbacks = self._cache.received, self._cache.fallbacks
+        self._instance.watch.write_to(counts, len(states))
+        self._loader.write_to(counts)
         counts.paused, counts.out_of_service = int(self.is_paused), int(bool(self.out_of_service))
         counts.asleep = int(self.is_asleep)
         return counts
@@ -125,7 +119,7 @@ class VllmEngine:
 
         Raises:
             NotServingError: see `out_of_service`; or the engine has died.
-            EngineLostError: the engine died while it sampled this.
+            EngineLostError: the engine died, or loaded a policy afresh, while it sampled this.
             RefusedSamplingError: vLLM does not take a sampling parameter.
         """
         if self.out_of_service:
@@ -153,7 +147,7 @@ class VllmEngine:
 
     async def _generate(self, request: Request) -> Generation:
         with self._meter.track_request() as counts:
-            async with self._adapters.use_current() as adapter:
+            async with self._instance.adapters.use_current() as adapter:
                 final = await self._sample(request, adapter)
         output = final.outputs[0]
         ids = list(output.token_ids)
@@ -179,7 +173,7 @@ class VllmEngine:
 
         parameters = build_parameters(request, self._stops)
         try:
-            async for output in self._llm.generate(
+            async for output in self.llm.generate(
                 {"prompt_token_ids": request.token_ids},
                 parameters,
                 request_id=str(next(self._request_ids)),
@@ -189,96 +183,13 @@ class VllmEngine:
                 final = output
         except EngineDeadError as error:
             raise EngineLostError(f"the engine died while it sampled ({error})") from error
+        if final.outputs[0].finish_reason == "abort":
+            raise EngineLostError(f"this was given up: {self.out_of_service or 'vLLM was started again'}")
         return final
 
     async def load_policy(self, policy: Policy, allow_older: bool = False) -> float:
-        """Serve another policy. A caller that is cancelled before the pause leaves the engine as it was.
-
-        Running generations go on under the new policy; those with an adapter keep theirs to their end. In drain mode
-        the load waits until all leases are released.
-
-        Args:
-            allow_older: the policy need not be newer than the served one: it is the one that the trainer announced.
-
-        Returns:
-            Seconds that generation stood still.
-
-        Raises:
-            PolicyError: the policy must not be served; the engine goes on as before.
-        """
-        async with self._loading:
-            await self._pause.has_weights.wait()  # wait: for the end of a sleep, which has a time limit
-            try:
-                self._check_policy(policy, allow_older)
-                load = self._load_adapter if policy.adapter else self._load_whole
-                seconds = await load(policy)
-            except Exception:
-                self._meter.counts.policy_failures += 1
-                raise
-        self._meter.counts.policy_updates += 1
-        log.info("policy_loaded", version=policy.version, epoch=policy.epoch, seconds=round(seconds, 3))
-        return seconds
-
-    def _check_policy(self, policy: Policy, allow_older: bool) -> None:
-        if not allow_older and not is_newer(policy, self.serving):
-            served = "" if self.serving is None else describe_policy(self.serving)
-            raise PolicyError(f"{describe_policy(policy)} is not newer than {served}, now served")
-        if policy.adapter != bool(self._max_lora_rank):
-            kind = "a LoRA adapter" if policy.adapter else "a whole policy"
-            raise PolicyError(
-                f"{describe_policy(policy)} is {kind} and "
-                f"rollout.engine.max_lora_rank is {self._max_lora_rank}: "
-                "an engine with a rank loads adapters only, one without loads none"
-            )
-
-    async def _load_adapter(self, policy: Policy) -> float:
-        async with hold_policy(self._cache, policy) as held:
-            folder = await asyncio.to_thread(verify_adapter, policy, held.files, self._shapes, self._max_lora_rank)
-            async with self._drain_leases():
-                await self._adapters.load_adapter(policy, folder)
-                self._set_serving(policy)
-        self._meter.counts.adapter_loads += 1
-        return 0.0
-
-    async def _load_whole(self, policy: Policy) -> float:
-        """Load a policy while the old one is served; only to put it in place is there a pause."""
-        counts, began = self._meter.counts, time.perf_counter()
-        async with contextlib.AsyncExitStack() as stack:
-            held = await stack.enter_async_context(hold_policy(self._cache, policy))
-            files = [file for file in held.files if file.suffix == SUFFIX]
-            await asyncio.to_thread(verify_tensors, policy, files, self._expected, self.dtype)
-            number = await stack.enter_async_context(self._stager.stage(policy, files, held.deltas, held.content))
-            counts.policy_stage_seconds += time.perf_counter() - began
-            await stack.enter_async_context(self._drain_leases())
-            putting = asyncio.ensure_future(self._put_policy(policy, number))
-            try:
-                # Shielded, because weights that are replaced halfway belong to no policy.
-                return await asyncio.shield(putting)
-            except asyncio.CancelledError:
-                await asyncio.wait([putting])  # wait: the pause is over in a moment
-                raise
-
-    async def _put_policy(self, policy: Policy, number: int) -> float:
-        try:
-            waited, paused = await call_living(self._llm, self._pause.put_policy(policy, number))
-        except BaseException as error:
-            # Partially replaced weights belong to no policy. Ending the engine makes Serve start another one.
-            self.out_of_service = (
-                f"{describe_policy(policy)} was partially loaded ({error!r}): the engine must be started again"
-            )
-            self.kill()
-            raise
-        self._meter.counts.policy_wait_seconds += waited
-        self._meter.counts.policy_pause_seconds += paused
-        self._set_serving(policy)
-        return paused
-
-    def _drain_leases(self) -> contextlib.AbstractAsyncContextManager[None]:
-        return contextlib.nullcontext() if self._leases is None else self._leases.drain()
-
-    def _set_serving(self, policy: Policy) -> None:
-        self.serving = policy
-        self.out_of_service = ""
+        """See `PolicyLoader.load`."""
+        return await self._loader.load(policy, allow_older)
 
     async def pause(self, drain: bool) -> None:
         """Hold generation until `resume`; policies may be loaded meanwhile.
@@ -286,11 +197,11 @@ class VllmEngine:
         Args:
             drain: running generations end first, in drain mode whole groups; else they go on after `resume`.
         """
-        await self._pause.pause(drain, self._drain_leases())
+        await self._instance.pause.pause(drain, self._loader.drain())
 
     async def resume(self) -> None:
         """End a pause; without one nothing happens."""
-        await self._pause.resume()
+        await self._instance.pause.resume()
 
     async def fall_asleep(self) -> None:
         """Give the GPUs' memory away until `wake_up`; requests wait meanwhile, and so do policies.
@@ -298,9 +209,9 @@ class VllmEngine:
         Raises:
             Exception: it cannot be done; the engine's processes are killed, which frees the memory, too.
         """
-        async with self._loading:
+        async with self._loader.lock:
             before = await self._measure_free_memory()
-            await self._change_memory(self._pause.fall_asleep())
+            await self._change_memory(self._instance.pause.fall_asleep())
             counts = self._meter.counts
             if self._asleep_at is None:
                 self._asleep_at = time.perf_counter()
@@ -310,11 +221,19 @@ class VllmEngine:
 
     async def wake_weights(self) -> None:
         """Take the weights' memory again: policies may be loaded, requests go on waiting. Raises as `fall_asleep`."""
-        await self._change_memory(self._pause.wake_weights())
+        await self._change_memory(self._instance.pause.wake_weights())
 
     async def wake_up(self) -> None:
-        """Take all memory again and go on; without a sleep nothing happens. Raises as `fall_asleep`."""
-        await self._change_memory(self._pause.wake_up())
+        """Take all memory again and go on; without a sleep nothing happens.
+
+        Raises:
+            PolicyError: as `PolicyLoader.replace_serving`.
+            Exception: as `fall_asleep`.
+        """
+        try:
+            await self._change_memory(self._instance.pause.wake_up())
+        except CanaryError as error:
+            await self._loader.replace_serving(error)
         if self._asleep_at is not None:
             slept, self._asleep_at = time.perf_counter() - self._asleep_at, None
             self._meter.counts.asleep_seconds += slept
@@ -323,7 +242,9 @@ class VllmEngine:
     async def _change_memory(self, change: Coroutine[Any, Any, None]) -> None:
         try:
             async with asyncio.timeout(self._hang_timeout_s):
-                await call_living(self._llm, change)
+                await call_living(self.llm, change)
+        except CanaryError:
+            raise
         except Exception as error:
             self.out_of_service = f"the memory of the engine is in no known state ({error!r}): it must be started again"
             self.kill()
@@ -331,12 +252,12 @@ class VllmEngine:
 
     async def _measure_free_memory(self) -> int:
         """Bytes that are free on the GPUs of this engine; 0 on CPU."""
-        return sum(await call_living(self._llm, self._llm.collective_rpc("measure_free_memory")))
+        return sum(await call_living(self.llm, self.llm.collective_rpc("measure_free_memory")))
 
     @property
     def is_asleep(self) -> bool:
         """Whether `wake_up` is needed."""
-        return self._pause.is_asleep
+        return self._instance.pause.is_asleep
 
     @property
     def drains(self) -> bool:
@@ -346,17 +267,18 @@ class VllmEngine:
     @property
     def has_died(self) -> bool:
         """Whether the engine's process has ended, or is of no use any more."""
-        return bool(self._llm.errored)
+        return bool(self.llm.errored) and not self.is_starting_again
 
     @property
     def stands_still(self) -> bool:
         """Whether it has work and does none, as where its process is stopped; to be asked every second or so."""
-        is_busy = self._llm.output_processor.request_states and not self._pause.is_intended
-        return self._scheduler.stands_still(bool(is_busy))
+        is_busy = self._instance.states and not self._instance.pause.is_intended
+        return self._instance.watch.stands_still(bool(is_busy))
 
     async def check_health(self) -> None:
         """Raise when the engine has died."""
-        await self._llm.check_health()
+        if not self.is_starting_again:
+            await self.llm.check_health()
 
     async def probe(self) -> None:
         """Sample one token, unless tokens were sampled since the last call or generation is paused.
@@ -364,30 +286,26 @@ class VllmEngine:
         Raises:
             EngineHangsError: nothing was sampled within `engine.hang_timeout_s`.
         """
-        if self._pause.is_intended or self._has_progressed():
+        if self.is_starting_again or self._instance.pause.is_intended or self._has_progressed():
             return
         try:
             async with asyncio.timeout(self._hang_timeout_s):
                 await self._sample(Request([self._tokenizer.eos_token_id or 0], 1, 0.0, 1.0, -1, None), None)
         except TimeoutError:
-            if not (self._pause.is_intended or self._has_progressed()):
+            if not (self.is_starting_again or self._instance.pause.is_intended or self._has_progressed()):
                 raise EngineHangsError(f"the engine has sampled nothing for {self._hang_timeout_s:g} s") from None
 
     def _has_progressed(self) -> bool:
         """Whether tokens were sampled since the last call."""
-        running = self._llm.output_processor.request_states.values()
+        running = self._instance.states.values()
         now = self._meter.counts.sampled_tokens + sum(state.detokenizer.num_output_tokens() for state in running)
         before, self._sampled_tokens = self._sampled_tokens, now
         return bool(now != before)
 
     def kill(self) -> None:
         """Kill the engine's processes: running and later requests fail."""
-        for process in self._llm.engine_core.resources.engine_manager.processes:
-            process.kill()
+        self._instance.kill()
 
     def shutdown(self) -> None:
         """End the engine's processes; a second call does nothing."""
-        llm = self.__dict__.pop("_llm", None)
-        if llm is not None:
-            del self._adapters, self._pause, self._stager  # the last references to it
-            llm.shutdown()
+        self._instance.shutdown()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,8 +123,13 @@ class Adapters:
         self._ids = itertools.count(1)
         self._current: Adapter | None = None
 
-    async def load_adapter(self, policy: Policy, folder: Path) -> None:
+    async def load_adapter(
+        self, policy: Policy, folder: Path, check: Callable[[Any], Awaitable[None]] | None = None
+    ) -> None:
         """Load an adapter for every generation that begins from now on.
+
+        Args:
+            check: called with vLLM's `LoRARequest` before any generation uses the adapter; may raise to prevent it.
 
         Raises:
             PolicyError: vLLM refuses the adapter.
@@ -139,6 +144,12 @@ class Adapters:
             raise
         except Exception as error:
             raise PolicyError(f"{describe_policy(policy)}: vLLM refuses the adapter ({error})") from error
+        if check is not None:
+            try:
+                await check(request)
+            except PolicyError:
+                await self._llm.remove_lora(request.lora_int_id)
+                raise
         old, self._current = self._current, Adapter(policy, request)
         if old is not None:
             await self._remove_unused(old)

@@ -68,11 +68,18 @@ class ChatTokenizer:
         """
         lengths: list[int] = []
         for begin in range(0, len(prompts), _CHUNK):
-            chunk = prompts[begin : begin + _CHUNK]
-            texts = [self._render(prompt, number) for number, prompt in enumerate(chunk, begin)]
-            encoded = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
-            lengths += [len(ids) for ids in encoded]
+            lengths += map(len, self.encode_prompts(prompts[begin : begin + _CHUNK], begin))
         return lengths
+
+    def encode_prompts(self, prompts: Sequence[Sequence[dict[str, str]]], first: int = 0) -> list[list[int]]:
+        """The tokens of each conversation, as `count_prompt_tokens` counts them; raises as it does.
+
+        Args:
+            first: number of the first conversation, by which an error names one.
+        """
+        texts = [self._render(prompt, number) for number, prompt in enumerate(prompts, first)]
+        encoded: list[list[int]] = self._tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+        return encoded
 
     def _render(self, prompt: Sequence[dict[str, str]], number: int) -> str:
         chat = [{name: escape_controls(text, self._controls) for name, text in message.items()} for message in prompt]

@@ -75,6 +75,7 @@ class PolicyWorker:
         resolved = resolve_engine(trainer.engine, self._on_gpu, self.processes.size)
         if trainer.ref.param_offload and not self._on_gpu:
             raise UserError("trainer.ref.param_offload needs a GPU, and there is none: leave it out")
+        self._param_dtype = resolved.param_dtype
         tokens, path = self._settings.ppo_max_token_len_per_gpu, settings.model.path
         self._lora, self._targets = trainer.lora.lora_rank > 0, trainer.lora.target_modules
         self._actor = VerlWorker(
@@ -106,6 +107,11 @@ class PolicyWorker:
     def world_size(self) -> int:
         """Number of processes."""
         return self.processes.size
+
+    @property
+    def dtype(self) -> str:
+        """What the policy's passes compute in, as PyTorch names it."""
+        return "bfloat16" if self._param_dtype == "bf16" else "float32"
 
     @property
     def columns(self) -> ColumnFolder | None:

@@ -25,7 +25,7 @@ from forage_common.settings import PublishSettings, SecuritySettings, Settings
 from forage_common.streams.client import LIVELY_S, StreamClient
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import waiting
-from forage_common.v1.trajectory_pb2 import Policy, PolicyFile, PolicyPart
+from forage_common.v1.trajectory_pb2 import Canary, Policy, PolicyFile, PolicyPart
 from forage_policies.admission import sign_announcement
 from forage_policies.delta import encode_delta
 from forage_policies.digests import compute_content, compute_digest
@@ -111,11 +111,18 @@ class Publisher:
         publish = settings.trainer.publish
         return cls(store, settings.model.path, streams, publish, retry, sender, signatures, audit_file)
 
-    def publish(self, version: int, weights: Mapping[str, torch.Tensor] | Adapter, whole: bool = False) -> Policy:
+    def publish(
+        self,
+        version: int,
+        weights: Mapping[str, torch.Tensor] | Adapter,
+        canary: Canary | None = None,
+        whole: bool = False,
+    ) -> Policy:
         """Write and announce a policy, or an adapter alone. Delete old folders that no replica needs.
 
         Args:
             weights: must not be changed later.
+            canary: by which engines tell whether they serve it; None: they cannot.
             whole: not as a delta.
 
         Raises:
@@ -125,6 +132,8 @@ class Publisher:
         began = time.perf_counter()
         name = f"v{version}-e{self._streams.epoch}"
         policy = self._retry.disk(partial(self._write, name, version, weights, whole))
+        if canary is not None:
+            policy.canary.CopyFrom(canary)
         self._store.complete(name, lambda: self._retry(self._streams.check_epoch))
         if self._sender is not None:
             policy.direct.host, policy.direct.port = self._sender.host, self._sender.port
@@ -159,11 +168,11 @@ class Publisher:
         self._delete_unneeded(policy)
         return policy
 
-    def begin(self, version: int, weights: Mapping[str, torch.Tensor] | Adapter) -> None:
+    def begin(self, version: int, weights: Mapping[str, torch.Tensor] | Adapter, canary: Canary | None = None) -> None:
         """Publish on a thread. The one before must be settled."""
         if self._publishing is not None:
             raise RuntimeError("the policy before this one is not settled")
-        self._publishing = self._threads.submit(self.publish, version, weights)
+        self._publishing = self._threads.submit(self.publish, version, weights, canary)
 
     def settle(self, wait: bool) -> Policy | None:
         """Return the policy that has been announced since it was begun; None while there is none.

@@ -1,0 +1,111 @@
+"""The log-probabilities that are published with a policy are those of its weights, of any number of prompts."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trainer_parts import write_model
+from transformers import AutoModelForCausalLM
+
+from forage_common.settings import Settings, load_settings
+from forage_common.v1.trajectory_pb2 import Canary, Policy, Trajectory, TrajectoryGroup
+from forage_policies.announcement import CANARY_ROWS, CANARY_TOKENS, check_canary
+from forage_trainer.engine.policy_worker import PolicyWorker
+from forage_trainer.weights.snapshots import Snapshots
+
+OPENINGS = [[5, 6, 7, 8], [9] * 100, [11, 12]]
+TURN = [21, 22, 23, 24, 25]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("snapshots") / "model")
+
+
+@pytest.fixture(scope="module")
+def settings(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    folder = tmp_path_factory.mktemp("runs")
+    return load_settings(None, [f"model.path={model}", f"run.dir={folder}", "trainer.threads=1"], {})
+
+
+@pytest.fixture(scope="module")
+def worker(settings: Settings) -> PolicyWorker:
+    return PolicyWorker(settings)
+
+
+def open_snapshots(settings: Settings, worker: Any, openings: list[list[int]]) -> Snapshots:
+    return Snapshots(settings, worker, lambda: "float32", nullcontext, openings, 0)
+
+
+def take_canary(snapshots: Snapshots) -> Canary:
+    _, canary = snapshots.take()
+    assert canary is not None
+    return canary
+
+
+def make_group(tokens: list[int], mask: list[int]) -> TrajectoryGroup:
+    turns = [1 if one else -1 for one in mask]
+    one = Trajectory(
+        token_ids=[1, 2, *tokens],
+        prompt_length=2,
+        loss_mask=mask,
+        turn_ids=turns,
+        logprobs=[-1.0 if one else 0.0 for one in mask],
+    )
+    return TrajectoryGroup(trajectories=[one])
+
+
+def test_they_are_a_plain_forward_pass_over_the_ends_of_prompts(
+    settings: Settings, worker: PolicyWorker, model: Path
+) -> None:
+    canary = take_canary(open_snapshots(settings, worker, OPENINGS))
+    assert canary.dtype == "float32"
+    assert [list(row.token_ids) for row in canary.rows] == [OPENINGS[0], [9] * CANARY_TOKENS, OPENINGS[2]]
+    plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    for row in canary.rows:
+        tokens = torch.tensor([list(row.token_ids)])
+        with torch.no_grad():
+            scores = torch.log_softmax(plain(tokens).logits[0, :-1], -1).gather(1, tokens[0, 1:, None])[:, 0]
+        assert torch.allclose(torch.tensor(list(row.logprobs)), scores, atol=1e-5)
+
+
+def test_there_are_at_most_four_rows_that_an_engine_takes(settings: Settings, worker: PolicyWorker) -> None:
+    snapshots = open_snapshots(settings, worker, [[3] * 70, [4]] + [[5, 6]] * 9)
+    snapshots.add_turn([make_group(TURN * 20, [1] * 100)])
+    weights, canary = snapshots.take()
+    assert weights
+    assert canary is not None
+    assert len(canary.rows) <= CANARY_ROWS
+    check_canary(Policy(canary=canary), 64)
+
+
+def test_the_first_turn_that_was_sampled_becomes_a_row_and_stays_it(settings: Settings, worker: PolicyWorker) -> None:
+    snapshots = open_snapshots(settings, worker, OPENINGS)
+    snapshots.add_turn([make_group([30, 31], [0, 0])])  # nothing was sampled
+    assert len(take_canary(snapshots).rows) == len(OPENINGS)
+    snapshots.add_turn([make_group([30, *TURN, 31], [0, *[1] * len(TURN), 0])])
+    snapshots.add_turn([make_group([40, 41], [1, 1])])
+    assert list(take_canary(snapshots).rows[-1].token_ids) == TURN
+
+
+def test_without_prompts_nothing_is_published(settings: Settings, worker: PolicyWorker) -> None:
+    snapshots = open_snapshots(settings, worker, [])
+    snapshots.add_turn([make_group(TURN, [1] * len(TURN))])
+    assert snapshots.take()[1] is None
+
+
+def test_where_the_policy_is_no_number_none_are_published(settings: Settings, worker: PolicyWorker) -> None:
+    class Broken:
+        dtype = "float32"
+        weights, adapter = worker.weights, worker.adapter
+
+        @staticmethod
+        def log_probs(batch: Any) -> torch.Tensor:
+            return torch.full(batch.shape, math.nan)
+
+    assert open_snapshots(settings, Broken(), OPENINGS).take()[1] is None

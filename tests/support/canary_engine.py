@@ -1,0 +1,109 @@
+"""An engine whose loads in place can be made wrong, and policies that are announced with a canary."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faulty_loads import VARIABLE, FaultyWorkerExtension
+from policy_places import ANYWHERE_HERE
+
+from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
+from forage_common.settings.rollout import WeightSettings
+from forage_common.v1.trajectory_pb2 import Canary, Policy
+from forage_rollout.engine import instance
+from forage_rollout.engine.vllm_engine import VllmEngine
+from forage_rollout.loop.generation import Request
+
+VERSIONS = itertools.count(1)
+
+
+def score(folder: Path, rows: list[list[int]]) -> Canary:
+    """What a trainer gives: log-probabilities by a plain forward pass."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    canary = Canary(dtype="float32")
+    for tokens in rows:
+        with torch.no_grad():
+            scores = torch.log_softmax(model(torch.tensor([tokens])).logits[0, :-1], -1)
+        given = scores.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
+        canary.rows.add(token_ids=tokens, logprobs=given)
+    return canary
+
+
+def draw_rows() -> list[list[int]]:
+    """Rows of tokens, of the longest and the shortest size."""
+    source = random.Random(47)
+    return [[source.randrange(20, 250) for _ in range(length)] for length in (64, 64, 30, 2)]
+
+
+@dataclass
+class CanaryEngine:
+    """models: three folders, a, b and c; the engine was started with a. fault: the file that names the fault."""
+
+    engine: VllmEngine
+    models: dict[str, Path]
+    fault: Path
+    canaries: dict[str, Canary] = field(default_factory=dict)
+
+    def describe(self, name: str, canary_of: str = "", version: int | None = None) -> Policy:
+        """A policy, announced with the log-probabilities of its own, or of another one."""
+        digest = hashlib.sha256((self.models[name] / "model.safetensors").read_bytes()).hexdigest()
+        version = next(VERSIONS) if version is None else version
+        policy = Policy(version=version, epoch=1, uri=str(self.models[name]), digest=digest)
+        policy.canary.CopyFrom(self.canaries[canary_of or name])
+        return policy
+
+    async def load_wrongly(self, name: str, fault: str) -> Policy:
+        policy = self.describe(name)
+        self.fault.write_text(fault)
+        try:
+            await self.engine.load_policy(policy)
+        finally:
+            self.fault.write_text("")
+        return policy
+
+    def load_in_place_again(self) -> None:
+        """Forget that loads in place were wrong."""
+        self.engine._loader._loads_in_place = True
+
+    async def generate(self, tokens: int = 8) -> list[tuple[int, int, int, int]]:
+        """(version, epoch, begin, end) of what was sampled."""
+        return (await self.engine.generate(Request([20, 30, 40], tokens, 1.0, 1.0, -1, 1))).versions
+
+
+@asynccontextmanager
+async def run_canary_engine(
+    make_model: Callable[[int], Path], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[CanaryEngine]:
+    """Run the engine within the block."""
+    fault = tmp_path_factory.mktemp("fault") / "fault"
+    fault.write_text("")
+    build, extension = instance.build_arguments, f"{FaultyWorkerExtension.__module__}.{FaultyWorkerExtension.__name__}"
+
+    def build_faulty(settings: Settings, cpu: bool) -> dict[str, Any]:
+        return build(settings, cpu) | {"worker_extension_cls": extension}
+
+    models = {"a": make_model(0), "b": make_model(1), "c": make_model(2)}
+    sizes = EngineSettings(max_model_len=256, max_num_seqs=16, hang_timeout_s=300.0)
+    weights = WeightSettings(cache_dir=tmp_path_factory.mktemp("cache"))
+    rollout = RolloutSettings(engine=sizes, weights=weights)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(instance, "build_arguments", build_faulty)
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        patch.setenv(VARIABLE, str(fault))
+        engine = VllmEngine(Settings(model=ModelSettings(path=models["a"]), rollout=rollout, security=ANYWHERE_HERE))
+        one = CanaryEngine(engine, models, fault)
+        one.canaries |= {name: score(folder, draw_rows()) for name, folder in models.items()}
+        yield one
+        engine.shutdown()
