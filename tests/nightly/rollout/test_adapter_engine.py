@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from lora_adapter import MAX_RANK, VERSIONS, write_adapter
+from lora_adapter import MAX_RANK, VERSIONS, announce, write_adapter
 from policy_places import ANYWHERE_HERE
 
 from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
@@ -22,6 +22,7 @@ from forage_policies.announcement import PolicyError
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.loop.generation import Request
 from forage_rollout.weights.adapter import CONFIG, WEIGHTS
+from forage_rollout.weights.canary import CanaryError
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 TOLERANCE = 1e-3
@@ -135,3 +136,29 @@ async def test_an_adapter_that_is_refused_changes_nothing(parts: Parts, tmp_path
     assert parts.engine.serving == served
     generation = await parts.engine.generate(ask(1))
     assert generation.versions == [(served.version, 1, 0, len(generation.token_ids))]
+
+
+async def test_an_adapter_serves_once_it_gives_the_trainers_log_probabilities(parts: Parts, tmp_path: Path) -> None:
+    source = random.Random(47)
+    rows = [[source.randrange(20, 250) for _ in range(40)] for _ in range(3)]
+    policies = []
+    for seed in (11, 12):
+        policy = write_adapter(tmp_path / str(seed), parts.model, seed)
+        merged = merge_adapter(parts.model, tmp_path / str(seed))
+        for row in rows:
+            policy.canary.rows.add(token_ids=row, logprobs=compute_logprobs(merged, row[:1], row[1:]))
+        policy.canary.dtype = "float32"
+        policies.append(policy)
+    right, wrong = policies
+    await parts.engine.load_policy(right)
+    assert parts.engine.difference is not None
+    assert parts.engine.difference < TOLERANCE
+    assert parts.engine.counts.fresh_loads == 0
+    wrong.canary.CopyFrom(right.canary)
+    with pytest.raises(CanaryError, match="compute different models"):
+        await parts.engine.load_policy(wrong)
+    assert parts.engine.out_of_service
+    again = announce(tmp_path / "11")
+    again.canary.CopyFrom(right.canary)
+    await parts.engine.load_policy(again)
+    assert (await parts.engine.generate(ask(1, 8))).versions == [(again.version, 1, 0, 8)]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from canary_engine import CanaryEngine, run_canary_engine
 
+from forage_policies.announcement import PolicyError
+from forage_rollout.engine import policy_loader
 from forage_rollout.weights.policy import NotServingError
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
@@ -80,3 +83,14 @@ async def test_a_pause_lasts_over_a_fresh_load(one: CanaryEngine) -> None:
     assert not generating.done()
     await one.engine.resume()
     assert (await generating)[0][0] == policy.version
+
+
+async def test_an_engine_that_does_not_start_again_says_why_and_is_replaced(one: CanaryEngine) -> None:
+    one.load_in_place_again()
+    await one.engine.load_policy(one.describe("a"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(policy_loader, "lay_out_model", lambda model, weights: nullcontext(one.fault.parent))
+        with pytest.raises(PolicyError, match=r"policy version \d+ .* cannot be loaded afresh: .*config\.json"):
+            await one.load_wrongly("b", "swapped")
+    assert "cannot be loaded afresh" in one.engine.out_of_service
+    assert one.engine.has_died, "upon which its replica ends, and Serve starts another"

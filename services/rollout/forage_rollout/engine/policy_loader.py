@@ -18,6 +18,7 @@ from forage_common.telemetry.waits import waiting
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_policies.announcement import PolicyError, check_canary, describe_policy
 from forage_policies.tensors import SUFFIX, read_headers
+from forage_rollout.core.start_errors import EngineStartError, explain_start
 from forage_rollout.engine.engine_counts import EngineCounts, Meter
 from forage_rollout.engine.instance import Instance, lay_out_model
 from forage_rollout.engine.leases import Leases
@@ -181,6 +182,7 @@ class PolicyLoader:
 
         Raises:
             CanaryError: it is not served afresh either: the engine stays out of service.
+            PolicyError: vLLM does not start with it.
         """
         began, before = time.perf_counter(), self.instance
         self.is_starting_again, self.out_of_service = True, f"{describe_policy(policy)} is loaded afresh"
@@ -188,8 +190,9 @@ class PolicyLoader:
             if error is not None:
                 log.warning("policy_loaded_afresh", reason=str(error))
             await before.retire()
-            with lay_out_model(self._model, () if policy.adapter else files) as folder:
-                instance = await asyncio.to_thread(Instance, self._settings, folder)
+            own = [self._model / name for name in list_weight_files(self._model)]
+            with lay_out_model(self._model, own if policy.adapter else files) as folder:
+                instance = await asyncio.to_thread(self._start, folder)
             await instance.pause.take_over(before.pause)
             before.shutdown()
             self.instance = instance
@@ -198,6 +201,10 @@ class PolicyLoader:
             else:
                 await self.canary.require(instance.llm, instance.bounds, policy, is_fresh=True)
             await instance.llm.update_weight_version(format_label(policy))
+        except EngineStartError as failed:  # without an engine this replica is replaced
+            log.error("engine_not_started", reason=failed.failure.reason, exception=failed.failure.details)
+            self.out_of_service = f"{describe_policy(policy)} cannot be loaded afresh: {failed.failure.reason}"
+            raise PolicyError(self.out_of_service) from failed
         except CanaryError as wrong:
             self.out_of_service = str(wrong)
             raise
@@ -211,6 +218,10 @@ class PolicyLoader:
             log.warning("policies_loaded_afresh", reason=str(error), seconds=round(seconds, 1), detail=_COSTS)
         self._set_serving(policy)
         return seconds
+
+    def _start(self, folder: Path) -> Instance:
+        with explain_start(self._model):
+            return Instance(self._settings, folder)
 
     async def replace_serving(self, error: CanaryError) -> None:
         """Load the policy afresh that was put in place while there was no cache, and could not be checked until now.
