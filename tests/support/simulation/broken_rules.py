@@ -118,9 +118,8 @@ def _ignore_readers() -> AbstractContextManager[None]:
 
 
 def _settle_without_report(self: TrainingLoop, wait: bool) -> None:
-    if policy := self._publisher.settle(wait):
-        self._announced = policy.version
-        self._feeder.issue_up_to_bound(self._announced)
+    if policy := self._publication.settle(wait):
+        self._feeder.issue_up_to_bound(policy.version)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_trainer.data.digests import digest_weights
@@ -20,19 +21,25 @@ _PHASES = ("wait", "logp", "ref", "values", "critic", "probe", "update", "publis
 _LOGGED = ("step", "total_steps", "reward_mean", "em_mean", "search_rate", "grad_norm", "logprob_diff_mean")
 
 
-class StepLines:
-    """Builds and reports the lines of a run. last: the one that was reported last."""
+class Journal:
+    """The lines of a run, each reported once its step is over and its policy is announced. last: the newest of them."""
 
-    def __init__(self, file: MetricsFile, tracker: Tracker, total: int, disk: DiskRetry) -> None:
-        """
-        Args:
-            total: steps of the run.
-        """
-        self._file = file
-        self._tracker = tracker
-        self._total = total
+    def __init__(self, settings: Settings, disk: DiskRetry) -> None:
+        self._file, self._tracker = MetricsFile(settings.run.folder), Tracker(settings)
+        self._total = settings.trainer.total_training_steps
         self._disk = disk
+        self._held: dict[str, Any] = {}
         self.last: dict[str, Any] = {}
+
+    def rewind(self, step: int, figures: dict[str, Any] | None = None) -> None:
+        """Forget the lines after a step, from which the run goes on.
+
+        Args:
+            figures: the line of that step, which a checkpoint holds: the file may have lost it.
+        """
+        self._disk(partial(self._file.rewind, step))
+        if figures is not None:
+            self._disk(partial(self._file.append_missing, figures))
 
     def build(
         self, step: int, metrics: Mapping[str, Any], phases: Mapping[str, float], total_s: float
@@ -46,6 +53,31 @@ class StepLines:
         seconds = {name: round(value, 4) for name, value in every.items()}
         rate = {"seconds": seconds, "tokens_per_s": metrics["tokens"] / total_s, "time": time.time()}
         return {"step": step, "total_steps": self._total, **metrics, **rate}
+
+    def hold(self, line: dict[str, Any]) -> None:
+        """Keep a line whose policy is still on its way, for `report_held`."""
+        self._held = line
+
+    def report_held(self, policy: Policy) -> None:
+        """Report the line that was kept, with the policy that has been announced."""
+        self.report(self._held | describe_policy(policy))
+
+    def record_untaken(self, line: dict[str, Any]) -> None:
+        """Leave the line of a step that a guard rejected, for diagnosis until the next start takes the step again."""
+        self._disk(partial(self._file.append, line))
+
+    def report_validation(self, step: int, result: dict[str, Any]) -> None:
+        """Send a validation's result to the trackers under the current step: some refuse an earlier one."""
+        self._tracker.log_validation(step, result)
+
+    def report_probe(self, version: int, metrics: dict[str, Any]) -> None:
+        """Add a probe's metrics to the line of the step that made its policy."""
+        self._disk(partial(self._file.amend, version, metrics))
+        self._tracker.log_probe(version, metrics)
+
+    def close(self, is_done: bool) -> None:
+        """Close the trackers."""
+        self._tracker.close(is_done)
 
     def report(self, line: dict[str, Any]) -> None:
         """Report a step that is over."""

@@ -1,0 +1,191 @@
+"""Checkpoints as the loop makes them: begun after a step, durable beside the next, then their groups acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from typing import Any, Protocol
+
+from forage_common.errors import DiskFullError, UnavailableError
+from forage_common.security.signatures import RunSignatures
+from forage_common.settings import Settings
+from forage_common.streams.client import StreamClient
+from forage_common.telemetry.logs import get_logger
+from forage_records.events import EventKind, EventLog
+from forage_trainer.checkpoints.checkpoint import Checkpoints
+from forage_trainer.checkpoints.kept_groups import KeptGroups
+from forage_trainer.checkpoints.manifest import Manifest, Stateful, parse_step
+from forage_trainer.checkpoints.pending import PendingSteps
+from forage_trainer.checkpoints.start import Start, await_space, take_over
+from forage_trainer.checkpoints.upload import Uploader
+from forage_trainer.data.batcher import Batch
+from forage_trainer.engine.policy_worker import PolicyWorker
+from forage_trainer.reporting.progress import replace_non_finite
+from forage_trainer.waiting import RedisRetry
+
+
+class Inbox(Protocol):
+    """Where groups come from."""
+
+    def forget(self, ids: Iterable[bytes], acknowledged: int) -> None:
+        """Note that these entries have left the stream, and that every step up to `acknowledged` is acknowledged."""
+
+
+class CheckpointWriter:
+    """The checkpoints of a run, and the groups whose effect they hold.
+
+    A step's groups are acknowledged once a durable checkpoint holds their effect: see `PendingSteps`.
+
+    Args:
+        data_digest: of the training questions.
+        hold: entered while the worker writes its state: it may share its GPUs.
+        list_unscored: returns the steps whose validation is under way; their checkpoints stay.
+
+    Attributes:
+        parts: what else has a state, by name; the loop adds them.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        streams: StreamClient,
+        worker: PolicyWorker,
+        data_digest: str,
+        retry: RedisRetry,
+        hold: Callable[[], AbstractContextManager[Any]],
+        signatures: RunSignatures,
+        events: EventLog,
+        list_unscored: Callable[[], Collection[int]],
+    ) -> None:
+        self._settings, self._streams, self._worker, self._data_digest = settings, streams, worker, data_digest
+        self._retry, self._hold, self._events, self._list_unscored = retry, hold, events, list_unscored
+        folder, trainer = settings.run.folder / "checkpoints", settings.trainer
+        kept = trainer.max_ckpt_to_keep
+        self._checkpoints = Checkpoints(folder, kept, worker.parameters, worker.world_size, signatures=signatures)
+        self._uploader = Uploader(folder, trainer.upload_url, settings.run.id) if trainer.upload_url else None
+        self._pending = PendingSteps(streams, retry)
+        self._kept_groups = KeptGroups(folder / "groups")
+        self._keeps_groups = kept > 1
+        self.parts: dict[str, Stateful] = {}
+
+    def await_space(self, has_begun: bool) -> None:
+        """See `start.await_space`."""
+        await_space(self._checkpoints, has_begun, self._retry.disk)
+
+    def take_over(self, floor: int) -> Start:
+        """Find where to begin, and acquire an epoch above `floor` and those of all checkpoints.
+
+        Raises:
+            UserError: as `start.take_over`.
+        """
+        floor = max(floor, self._checkpoints.highest_epoch())
+        return take_over(self._settings, self._checkpoints, self._kept_groups, self._streams, self._retry, floor)
+
+    def restore(self, start: Start) -> Manifest | None:
+        """Restore the worker, the parts and the pending steps; returns the checkpoint's manifest, None without one.
+
+        Raises:
+            UserError: a file of it was changed while it was loaded.
+        """
+        if start.checkpoint is None:
+            return None
+        state, manifest = start.checkpoint
+        if manifest.data != self._data_digest:
+            get_logger().warning("training_data_changed", since_step=manifest.step)
+        self._worker.load(state)
+        self._checkpoints.require_unchanged(state)
+        manifest.restore_parts(self.parts)
+        self._pending.restore(manifest, self._retry(self._streams.read_ledger))
+        get_logger().info("resumed", step=manifest.step, from_epoch=manifest.epoch, processes=manifest.world_size)
+        return manifest
+
+    def read_groups(self, step: int) -> Batch:
+        """Read the groups of a step that was acknowledged and is taken again; raises as `KeptGroups.read`."""
+        return self._kept_groups.read(step)
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether groups of steps are not acknowledged yet."""
+        return bool(self._pending.steps)
+
+    def add_step(self, batch: Batch, epoch: int, dropped: tuple[str, ...]) -> None:
+        """Let the next checkpoint hold a step; see `PendingSteps.add`."""
+        self._pending.add(batch, epoch, dropped)
+
+    def keep_groups(self, batch: Batch) -> None:
+        """Keep a step's groups for as long as its checkpoint may turn out to be damaged."""
+        if self._keeps_groups:
+            self._retry.disk(partial(self._kept_groups.write, batch))
+
+    def begin(self, step: int, figures: Mapping[str, Any], inbox: Inbox, wait: bool) -> None:
+        """Begin a checkpoint once the one before is over.
+
+        Args:
+            figures: the step's line.
+            wait: return once it is durable, and its groups are acknowledged.
+        """
+
+        def save() -> None:
+            self._checkpoints.begin(
+                step,
+                self._streams.epoch,
+                self._data_digest,
+                self._pending.steps,
+                replace_non_finite(dict(figures)),
+                self._worker.save,
+                self.parts,
+                self._require_latest,
+            )
+            if wait:
+                self._settle(inbox, wait)
+
+        self.settle(inbox, wait=True)
+        # Processes that write together begin anew together.
+        with self._hold():
+            self._retry.disk(save) if self._worker.world_size == 1 else save()
+
+    def settle(self, inbox: Inbox, wait: bool) -> None:
+        """Acknowledge the groups of the checkpoint that was begun last, once it is durable.
+
+        The steps of one that found no room stay pending, for the next one.
+
+        Args:
+            wait: wait for it, if one was begun.
+        """
+        try:
+            self._settle(inbox, wait)
+        except DiskFullError as error:
+            get_logger().warning("checkpoint_not_saved", reason=str(error))
+
+    def _settle(self, inbox: Inbox, wait: bool) -> None:
+        saved = self._checkpoints.settle(wait, self._list_unscored())
+        if saved is None:
+            return
+        step = parse_step(saved)
+        get_logger().info("checkpoint_saved", step=step, folder=str(saved))
+        self._events.append(EventKind.CHECKPOINT, f"{saved.parent.name}/{saved.name}", step)
+        self.acknowledge(inbox, step)
+        self._kept_groups.prune(self._checkpoints.oldest_kept())
+        if self._uploader is not None:
+            self._uploader.add(saved)
+
+    def acknowledge(self, inbox: Inbox, until: int) -> None:
+        """Acknowledge the pending steps up to one that a durable checkpoint holds."""
+        inbox.forget(self._pending.acknowledge(until), until)
+        self._retry(self._streams.delete_orphans)
+
+    def mark_best(self, scores: Mapping[int, float]) -> None:
+        """See `Checkpoints.mark_best`."""
+        self._retry.disk(partial(self._checkpoints.mark_best, scores))
+
+    def close(self, is_done: bool) -> None:
+        """Wait for a checkpoint that was begun; after the last step for uploads, too, for a while."""
+        self._checkpoints.close()
+        if self._uploader is not None:
+            self._uploader.close(self._settings.trainer.upload_wait_s if is_done else 0.0)
+
+    def _require_latest(self) -> None:
+        """Raise `FencedError` where a later trainer has taken over: its checkpoints must not be replaced."""
+        with suppress(UnavailableError):
+            self._streams.check_epoch()
