@@ -47,6 +47,7 @@ class Scripted:
 
     serving: Policy | None = None
     out_of_service: str = ""
+    difference: float | None = None
     released: list[str] = field(default_factory=list)
     leases: Leases = field(default_factory=lambda: Leases(600.0))
     counts: EngineCounts = field(default_factory=EngineCounts)

@@ -35,7 +35,7 @@ NEVER_S = 3600.0
 class Engine:
     """An engine that serves the policy that it last loaded. `gate` holds loads back."""
 
-    dtype = "bfloat16"
+    dtype, difference = "bfloat16", None
 
     def __init__(self, serving: Policy | None = None) -> None:
         self.serving = serving

@@ -27,7 +27,7 @@ class Engine:
     """An engine that notes what is asked of it; `gate` holds loads back."""
 
     dtype = "bfloat16"
-    out_of_service = ""
+    out_of_service, difference = "", None
 
     def __init__(self, drains: bool = False) -> None:
         self.serving: Policy | None = None

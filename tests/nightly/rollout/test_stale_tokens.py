@@ -30,9 +30,10 @@ from forage_common.streams.client import StreamClient
 from forage_common.v1.trajectory_pb2 import Policy, Status, Trajectory
 from forage_policies.cache import PolicyCache
 from forage_rollout.agent import Agent
+from forage_rollout.core.arguments import build_environment
 from forage_rollout.core.process import prepare_fork
 from forage_rollout.deployments.follower import Follower
-from forage_rollout.engine.vllm_engine import VllmEngine, build_environment
+from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.weights.policy import NotServingError
 
 pytestmark = pytest.mark.timeout(1200)

@@ -244,6 +244,7 @@ class _Engine:
         self._content = ""
         self._weights: dict[str, Any] = {}
         self.out_of_service = ""
+        self.difference: float | None = None
         self.name = name
         self.follower = follower.Follower(streams, self, name, self._shifts)  # type: ignore[arg-type]
         self._programs = programs

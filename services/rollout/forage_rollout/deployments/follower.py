@@ -6,7 +6,7 @@ import asyncio
 import time
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from forage_common.errors import UnavailableError
 from forage_common.security.audit import record_act
@@ -202,7 +202,7 @@ class Follower:
 
     async def _try(self, announced: Policy) -> bool:
         """Load a policy; False if it is refused, or another one was announced before this one was ready."""
-        before, fresh = self._engine.serving, self._engine.counts.fresh_loads
+        before = self._engine.serving
         try:
             with self._record("load", announced):
                 await self._load(announced)
@@ -214,8 +214,6 @@ class Follower:
             return False
         else:
             self._stepped_aside = False
-            if self._engine.counts.fresh_loads > fresh:
-                record_act("load_policy_afresh", self._name, self._audit_file, **_name_policy(announced))
             if before is not None and not is_newer(announced, before):
                 log.warning("older_policy_loaded", announced=describe_policy(announced), before=describe_policy(before))
             return True
@@ -225,7 +223,8 @@ class Follower:
     def _refuse(self, policy: Policy, error: PolicyError, kept: Policy | None) -> None:
         if policy != self._refused:  # log each refused policy once, not at each attempt
             log.error("policy_refused", detail=str(error))
-            record_act("refuse_policy", self._name, self._audit_file, **_name_policy(policy), reason=str(error))
+            which = {"version": policy.version, "epoch": policy.epoch, "uri": policy.uri}
+            record_act("refuse_policy", self._name, self._audit_file, **which, reason=str(error))
         self._refused, self._reason, self._kept = policy, str(error), kept
 
     async def _load(self, announced: Policy) -> None:
@@ -294,7 +293,3 @@ class Follower:
     def _record(self, operation: str, policy: Policy) -> AbstractContextManager[object]:
         records = self._streams.history
         return records.record(operation, history.describe_policy(policy)) if records else nullcontext()
-
-
-def _name_policy(policy: Policy) -> dict[str, Any]:
-    return {"version": policy.version, "epoch": policy.epoch, "uri": policy.uri}

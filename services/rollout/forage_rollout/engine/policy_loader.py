@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from forage_common.files.model_folder import list_weight_files
 from forage_common.files.served_lora import get_served_lora_rank
+from forage_common.security.audit import record_act
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import waiting
@@ -212,6 +213,10 @@ class PolicyLoader:
             self.is_starting_again = False
         seconds = time.perf_counter() - began
         self._meter.counts.fresh_loads += 1
+        which = {"version": policy.version, "epoch": policy.epoch, "uri": policy.uri}
+        record_act(
+            "load_policy_afresh", "an engine", self._settings.security.audit_file, **which, reason=str(error or "")
+        )
         is_wrong = error is not None and error.difference > instance.bounds.find(policy.canary, is_fresh=False)
         if is_wrong and not policy.adapter:
             self._loads_in_place = False
