@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -31,6 +32,11 @@ def supervisor() -> Iterator[Supervisor]:
     supervisor.stop()
 
 
+def hide_seconds(why: str) -> str:
+    """A sentence without the number in it that depends on the machine."""
+    return re.sub(r"after \d+ s", "after … s", why)
+
+
 def build_service(tmp_path: Path, code: str, **options: object) -> Service:
     return Service("worker", [sys.executable, "-c", code], tmp_path / "worker.log", **options)  # type: ignore[arg-type]
 
@@ -56,7 +62,7 @@ def test_a_killed_service_is_restarted(tmp_path: Path) -> None:
     wait_until(supervisor, lambda: supervisor.pid("worker") not in (None, first))
     assert supervisor.restarts == {"worker": 1}
     supervisor.stop()
-    assert said == [("worker", "worker died after 0 s (exit code -9)")]
+    assert [(name, hide_seconds(why)) for name, why in said] == [("worker", "worker died after … s (exit code -9)")]
 
 
 def test_processes_left_by_a_killed_service_are_killed_before_its_restart(
@@ -116,7 +122,7 @@ def test_the_error_that_a_service_dies_of_comes_first(tmp_path: Path) -> None:
     log = tmp_path / "worker.log"
     assert str(died.value) == f"RuntimeError: no engine: the worker died 5 times in a row; see {log}"
     assert failures == [("worker", str(died.value))]
-    assert restarts == ["worker died after 0 s (RuntimeError: no engine)"] * 4
+    assert [hide_seconds(why) for why in restarts] == ["worker died after … s (RuntimeError: no engine)"] * 4
 
 
 def test_a_service_that_no_other_try_would_start_ends_the_first(tmp_path: Path) -> None:
