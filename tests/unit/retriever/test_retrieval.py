@@ -11,7 +11,6 @@ from sys import getsizeof
 
 import pytest
 from retriever_parts import DEFAULT_TOPK, LONG_S, Recorder, list_ids, open_retrieval, record_bm25
-from waiting import wait_until_async
 
 from forage_common.errors import UnavailableError
 from forage_retriever.index.load import Index
@@ -181,7 +180,8 @@ async def test_a_replaced_index_finishes_its_searches_and_is_closed(loaded: Inde
     await asyncio.gather(*core._retiring)
     await core.stop()
     # A thread that has searched lets go of what it searched only after its result is known.
-    await wait_until_async(lambda: gone() is None, "the index was to be freed")
+    while gone() is not None:
+        await asyncio.to_thread(lambda: None)
 
 
 async def test_late_results_of_a_replaced_index_are_not_cached(loaded: Index) -> None:
