@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from random_model import build_random_model
 from trainer_parts import VOCABULARY, write_model
 
+from forage_common.errors import UserError
 from forage_trainer.engine.policy_worker import PolicyWorker
 
 PACKED = ["trainer.engine.use_remove_padding=true"]
@@ -89,3 +91,28 @@ def test_a_model_without_sdpa_is_padded_by_the_attention_it_has(
     worker, _ = score(write_kind(tmp_path / "model", "gpt_oss", **SINKS), *PADDED)
     assert "attention_replaced" in "".join(capfd.readouterr())
     assert worker._actor.engine.module.config._attn_implementation == "eager"
+
+
+def test_a_model_without_attention_is_trained(tmp_path: Path) -> None:
+    """verl asks for the number of its heads, and transformers has no attention for it but its own."""
+    sizes = {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "expand": 2, "chunk_size": 16}
+    folder = write_kind(tmp_path / "model", "mamba2", hidden_size=64, **sizes)
+    config = json.loads((folder / "config.json").read_text())
+    own = {name: value for name, value in config.items() if name not in ("num_attention_heads", "num_key_value_heads")}
+    (folder / "config.json").write_text(json.dumps(own))
+    worker, result = score(folder)
+    assert torch.isfinite(result).all()
+    assert not hasattr(worker._actor.engine.model_config.hf_config, "num_attention_heads"), "nor is it published"
+
+
+def test_a_model_that_cannot_be_built_ends_the_start_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_kind(tmp_path / "model", "qwen2")
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ValueError("no kernel for it")
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", refuse)
+    with pytest.raises(UserError, match=r"kind qwen2 cannot be trained here: .*no kernel for it.*set model\.path"):
+        score(folder)

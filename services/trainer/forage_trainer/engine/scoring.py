@@ -6,7 +6,8 @@ log-probabilities and entropies of response tokens alone, never with all logits 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,6 +31,24 @@ from forage_trainer.weights.checkpoint_tensors import get_base
 register_varlen()
 
 
+_REFUSALS = (AttributeError, ImportError, KeyError, NotImplementedError, TypeError, ValueError)
+"""What transformers and verl raise of a model that they do not support."""
+
+
+@contextmanager
+def _count_heads(config: Any) -> Iterator[None]:
+    """Let a model without attention, such as Mamba 2, have heads in the block: verl 0.9.1 reads their number to see
+    whether sequences can be divided over processes, which Forage does not do."""
+    missing = [name for name in ("num_attention_heads", "num_key_value_heads") if not hasattr(config, name)]
+    for name in missing:
+        setattr(config, name, 1)
+    try:
+        yield
+    finally:
+        for name in missing:
+            delattr(config, name)
+
+
 class _Engine(FSDPEngine):  # type: ignore[misc, unused-ignore]
     """What both kinds of engines change in how verl builds a model and its optimizer."""
 
@@ -37,16 +56,26 @@ class _Engine(FSDPEngine):  # type: ignore[misc, unused-ignore]
     """Whether rows are packed."""
 
     def _build_module(self) -> Any:
-        """Build the model, with the attention that transformers chooses for it where it lacks that of the settings."""
+        """Build the model, with the attention that transformers chooses for it where it lacks that of the settings.
+
+        Raises:
+            UserError: it cannot be built: no other try would end otherwise.
+        """
         try:
-            return super()._build_module()
-        except (KeyError, ValueError, NotImplementedError, ImportError) as error:
+            with _count_heads(self.model_config.hf_config):
+                return super()._build_module()
+        except _REFUSALS as error:
             config = self.model_config.hf_config
             wanted, config._attn_implementation = config._attn_implementation, None
             try:
-                module = super()._build_module()
-            except Exception:  # noqa: BLE001 - it was not the attention: the first error is the one to say
-                raise error from None
+                with _count_heads(config):
+                    module = super()._build_module()
+            except Exception as other:  # noqa: BLE001 - it was not the attention, whatever it is
+                first = error if repr(other) == repr(error) else f"{error!r}, and with its own attention {other!r}"
+                raise UserError(
+                    f"models of the kind {config.model_type} cannot be trained here: the model in "
+                    f"{self.model_config.path} cannot be built ({first}); set model.path to another one"
+                ) from error
             self._pad_instead(f"{type(module).__name__} has no attention {wanted} ({error!r})")
             return module
 
