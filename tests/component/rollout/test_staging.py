@@ -133,7 +133,7 @@ def test_a_shadow_changes_nothing_until_it_is_swapped_in_and_then_everything(
     assert any(name.endswith("qkv_proj()") for name in compute_outputs(served)), "else nothing is packed here"
     for name in ("b", "a", "b"):
         before = compute_outputs(served)
-        shadow = Shadow(served, models.config.model_config)
+        shadow = Shadow(served, models.config)
         shadow.load(load_file(folders[name] / WEIGHTS).items())
         assert all(torch.equal(tensor, before[key]) for key, tensor in compute_outputs(served).items())
         shadow.swap()
@@ -145,7 +145,7 @@ def test_a_shadow_without_a_weight_is_refused(models: Models, folders: dict[str,
     weights = load_file(folders["b"] / WEIGHTS)
     del weights["model.norm.weight"]
     with pytest.raises(ValueError, match=r"nothing was loaded into model\.norm\.weight"):
-        Shadow(models.build(folders["a"]), models.config.model_config).load(weights.items())
+        Shadow(models.build(folders["a"]), models.config).load(weights.items())
 
 
 @pytest.mark.usefixtures("unpacked")

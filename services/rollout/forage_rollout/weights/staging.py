@@ -66,12 +66,13 @@ class Stage:
         self.drop(number)
         policy = _Policy([Path(file) for file in files], deltas, content)
         self._job = _Job(self._worker, number, policy, self._content, before)
-        self._job.start()
+        self._job.start_when_alone()
 
     def poll(self, number: int) -> tuple[bool, str]:
         """Whether the policy may be put in place, and else why it never will be, if that is known."""
         if self._job is None or self._job.number != number:
             return False, "another policy has taken its place"
+        self._job.start_when_alone()
         return self._job.put is not None, self._job.error
 
     def put(self, number: int) -> None:
@@ -128,23 +129,43 @@ class _Job(threading.Thread):
         self.error = ""
         self.is_cancelled = threading.Event()
         self._worker, self._base, self._before = worker, base, before
+        self._is_known = bool(policy.content) and policy.content == base
+        self._shadow: Shadow | None = None
+
+    def start_when_alone(self) -> None:
+        """Start, unless it has started or the thread before is alive, whose memory is not free yet.
+
+        The worker must stand still, as in all calls by name: see `Shadow`.
+        """
+        if self.ident is not None or self.error or (self._before is not None and self._before.is_alive()):
+            return
+        self._before = None
+        try:
+            if self._worker.device.type == "cpu" and not self._is_known:
+                self._shadow = Shadow(self._worker.model_runner.model, self._worker.vllm_config)
+        except Exception as error:  # noqa: BLE001 - as in run
+            self._fail(error)
+        else:
+            self.start()
 
     def run(self) -> None:
-        if self._before is not None:
-            self._before.join()  # wait: it was cancelled, and two at once would take the memory of two
-            self._before = None
         try:
             with set_current_vllm_config(self._worker.vllm_config):
-                self.put = self._prepare()
+                put = self._prepare()
         except Exception as error:  # noqa: BLE001 - whatever it is, the old policy is served on
-            self.error = f"{type(error).__name__}: {error}"
+            self._fail(error)
+        else:
+            self.put = put
+
+    def _fail(self, error: Exception) -> None:
+        self.error, self._shadow = f"{type(error).__name__}: {error}", None
 
     def _prepare(self) -> Callable[[], list[Any]]:
-        if self.policy.content and self.policy.content == self._base:
+        if self._is_known:
             return list  # the same weights under another version
         model, model_config = self._worker.model_runner.model, self._worker.model_config
-        if self._worker.device.type == "cpu":
-            shadow = Shadow(model, model_config)
+        if self._shadow is not None:
+            shadow, self._shadow = self._shadow, None
             shadow.load(self._read_tensors())
             return shadow.swap
         patches: list[CheckpointWeightPatch] = []
