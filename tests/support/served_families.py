@@ -80,16 +80,21 @@ def score(llm: LLM) -> Rows:
 def load_in_place(llm: LLM, folder: Path, number: int) -> None:
     files = [str(file) for file in sorted(folder.glob("*.safetensors"))]
     llm.collective_rpc("begin_policy", args=(number, files, [], folder.name))
+    poll_until_ready(llm, number)
+    llm.collective_rpc("put_policy", args=(number,))
+    llm.reset_prefix_cache()
+    llm.collective_rpc("drop_policy", args=(number,))
+
+
+def poll_until_ready(llm: LLM, number: int) -> None:
+    """Wait until a policy may be put in place; raises a RuntimeError with what the worker says."""
     while True:
         [(is_ready, error)] = llm.collective_rpc("poll_policy", args=(number,))
         if error:
             raise RuntimeError(error)
         if is_ready:
-            break
+            return
         time.sleep(0.01)
-    llm.collective_rpc("put_policy", args=(number,))
-    llm.reset_prefix_cache()
-    llm.collective_rpc("drop_policy", args=(number,))
 
 
 def load_there_and_back(folder: Path) -> list[Rows]:

@@ -5,9 +5,11 @@ There is no GPU here: what runs on one is run on models of vLLM whose weights ar
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import shutil
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -146,6 +148,33 @@ def test_a_shadow_without_a_weight_is_refused(models: Models, folders: dict[str,
     del weights["model.norm.weight"]
     with pytest.raises(ValueError, match=r"nothing was loaded into model\.norm\.weight"):
         Shadow(models.build(folders["a"]), models.config).load(weights.items())
+
+
+def test_nothing_of_the_weights_before_stays_in_use(models: Models, folders: dict[str, Path]) -> None:
+    served = models.build(folders["a"])
+    old = [weakref.ref(parameter) for parameter in served.parameters()]
+    for name in ("b", "a"):
+        shadow = Shadow(served, models.config)
+        shadow.load(load_file(folders[name] / WEIGHTS).items())
+        shadow.swap()
+        del shadow
+        gc.collect()
+        assert [parameter() for parameter in old if parameter() is not None] == []
+        old = [weakref.ref(parameter) for parameter in served.parameters()]
+
+
+def test_a_model_that_is_not_as_vllm_builds_it_is_refused(models: Models, folders: dict[str, Path]) -> None:
+    served, weights = models.build(folders["a"]), load_file(folders["b"] / WEIGHTS)
+    before, norm = compute_outputs(served), served.model.norm
+    norm.cached = [torch.ones(3)]
+    with pytest.raises(ValueError, match=r"the model\.model\.norm has a tensor cached that vLLM does not make"):
+        Shadow(served, models.config).load(weights.items())
+    del norm.cached
+    served.model.norm = torch.nn.Identity()
+    with pytest.raises(ValueError, match=r"the model\.model\.norm is of the type Identity"):
+        Shadow(served, models.config)
+    served.model.norm = norm
+    assert all(torch.equal(tensor, before[name]) for name, tensor in compute_outputs(served).items())
 
 
 @pytest.mark.usefixtures("unpacked")

@@ -45,7 +45,7 @@ class Shadow:
     def __init__(self, model: torch.nn.Module, config: VllmConfig) -> None:
         self._config = config
         self._twin, layers = _build_model(config)
-        self._pairs = {twin: module for twin, module in _pair_modules("the model", self._twin, model)}
+        self._pairs = dict(_pair_modules("the model", self._twin, model))
         for name, twin in layers.items():
             if twin not in self._pairs:  # a layer that no module has for a child
                 self._pairs |= dict(_pair_modules(name, twin, config.compilation_config.static_forward_context[name]))
@@ -65,10 +65,12 @@ class Shadow:
             process_weights_after_loading(self._twin, self._config.model_config, torch.device("cpu"))
         self._twin.eval()
         self._changes = [
-            change for twin, module in self._pairs.items() for change in _find_changes(vars(twin), vars(module))
+            change
+            for twin, (name, module) in self._pairs.items()
+            for change in _find_changes(name, vars(twin), vars(module))
         ]
         # What vLLM made for a twin may refer to it, and from now on means the module.
-        for twin, module in self._pairs.items():
+        for twin, (_, module) in self._pairs.items():
             twin.__dict__ = module.__dict__
         self._pairs.clear()
 
@@ -97,8 +99,8 @@ def _build_model(config: VllmConfig) -> tuple[torch.nn.Module, dict[str, torch.n
 
 def _pair_modules(
     name: str, twin: torch.nn.Module, module: torch.nn.Module
-) -> Iterator[tuple[torch.nn.Module, torch.nn.Module]]:
-    """Pair each module of a twin with that of the model in the same place, once for each place.
+) -> Iterator[tuple[torch.nn.Module, tuple[str, torch.nn.Module]]]:
+    """Pair each module of a twin with that of the model in the same place, and its name there.
 
     Raises:
         ValueError: they are not of one structure.
@@ -109,15 +111,15 @@ def _pair_modules(
         return
     mine, others = vars(module)[_CHILDREN], vars(twin)[_CHILDREN]
     if type(twin) is not type(module) or mine.keys() != others.keys():
-        raise ValueError(f"{name} is a {_describe(module)} that vLLM builds as a {_describe(twin)}")
-    yield twin, module
+        raise ValueError(f"{name} is {_describe(module)}, which vLLM builds as {_describe(twin)}")
+    yield twin, (name, module)
     for child, other in others.items():
         if other is not None and mine[child] is not None:
             yield from _pair_modules(f"{name}.{child}", other, mine[child])
 
 
 def _describe(module: torch.nn.Module) -> str:
-    return f"{type(module).__name__} of {sorted(vars(module)[_CHILDREN])}"
+    return f"of the type {type(module).__name__} with the modules {sorted(vars(module)[_CHILDREN])}"
 
 
 def _require_all(model: torch.nn.Module, loaded: set[str]) -> None:
@@ -129,29 +131,35 @@ def _require_all(model: torch.nn.Module, loaded: set[str]) -> None:
             raise ValueError(f"nothing was loaded into {name}")
 
 
-def _find_changes(twin: dict[str, Any], module: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
+def _find_changes(
+    place: str, twin: dict[str, Any], module: dict[str, Any]
+) -> Iterator[tuple[dict[str, Any], str, Any]]:
     """Find what makes a module all that its twin is: (mapping, key, value).
+
+    Args:
+        place: of the module in the model.
+        twin, module: their attributes.
 
     Raises:
         ValueError: they differ where other weights make no difference.
     """
     for name in _TENSORS:
-        _require_alike(twin[name], module[name])
+        _require_alike(place, twin[name], module[name])
     for name, value in module.items():
-        if name not in twin and name not in _RUNTIME and any(_find_tensors(value)):
-            raise ValueError(f"{name} is a tensor of the model in use that vLLM does not make when it loads one")
+        if name not in twin and name not in _RUNTIME and _holds_tensor(value):
+            raise ValueError(f"{place} has a tensor {name} that vLLM does not make when it loads a model")
     for name, value in twin.items():
         if name not in (_CHILDREN, *_RUNTIME) and not _is_same(value, module.get(name, _ABSENT)):
             yield module, name, value
 
 
-def _require_alike(twin: dict[str, Any], module: dict[str, Any]) -> None:
+def _require_alike(place: str, twin: dict[str, Any], module: dict[str, Any]) -> None:
     mine, others = (
         {name: None if tensor is None else (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
         for tensors in (module, twin)
     )
     if mine != others:
-        raise ValueError(f"vLLM has made {others} of the new weights, expected {mine}")
+        raise ValueError(f"vLLM has made {others} of the new weights of {place}, expected {mine}")
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -160,11 +168,9 @@ def _is_same(one: Any, other: Any) -> bool:
     return one is other or (hasattr(one, "__dict__") and getattr(other, "__dict__", None) is one.__dict__)
 
 
-def _find_tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        yield from _find_tensors([*value.values()])
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _find_tensors(one)
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_holds_tensor, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_holds_tensor, value))
+    return isinstance(value, torch.Tensor)
