@@ -67,7 +67,7 @@ class Shadow:
         self._changes = [
             change
             for twin, (name, module) in self._pairs.items()
-            for change in _find_changes(name, vars(twin), vars(module))
+            for change in _find_changes(name, twin.__dict__, module.__dict__)
         ]
         # What vLLM made for a twin may refer to it, and from now on means the module.
         for twin, (_, module) in self._pairs.items():
