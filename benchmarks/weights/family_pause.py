@@ -52,12 +52,16 @@ def load_once(llm: LLM, files: list[str], number: int) -> dict[str, float]:
     return {"begin_ms": 1e3 * (built - began), "load_s": ready - began, "put_ms": 1e3 * (put - ready)}
 
 
-def serve(folder: Path, pipe: Any) -> None:
+def serve(config: PretrainedConfig, folder: Path, pipe: Any) -> None:
+    """Answer a pipe: first with the model's bytes, then each number with what the load of that number took."""
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    files = [*folder.glob("*.safetensors")]
     llm = start_engine(folder)
     score(llm)
-    pipe.send(None)
+    pipe.send(sum(file.stat().st_size for file in files))
     while number := pipe.recv():
-        pipe.send(load_once(llm, [str(file) for file in folder.glob("*.safetensors")], number))
+        pipe.send(load_once(llm, [str(file) for file in files], number))
 
 
 def main() -> None:
@@ -67,12 +71,10 @@ def main() -> None:
     context, pipes, sizes = multiprocessing.get_context("fork"), {}, {}
     with tempfile.TemporaryDirectory() as work:
         for name, config in CONFIGS.items():
-            torch.manual_seed(0)
-            AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(Path(work) / name)
-            sizes[name] = sum(file.stat().st_size for file in (Path(work) / name).glob("*.safetensors"))
             pipes[name], there = context.Pipe()
-            context.Process(target=serve, args=(Path(work) / name, there), daemon=True).start()
-            pipes[name].recv()
+            # PyTorch computes in the children alone: its threads do not outlive a fork.
+            context.Process(target=serve, args=(config, Path(work) / name, there), daemon=True).start()
+            sizes[name] = pipes[name].recv()
         found: dict[str, list[dict[str, float]]] = {name: [] for name in CONFIGS}
         for number in range(1, rounds + 2):
             for name, pipe in pipes.items():

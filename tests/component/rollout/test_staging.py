@@ -9,6 +9,7 @@ import gc
 import itertools
 import os
 import shutil
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -239,6 +240,36 @@ def test_a_stage_puts_in_place_what_is_ready_and_nothing_else(models: Models, fo
         bench.stage.put(second)
     assert find_differences(served, models.build(folders["a"])) == []
     bench.serve(folders["b"])
+    assert find_differences(served, models.build(folders["b"])) == []
+
+
+def test_a_policy_waits_for_the_thread_of_every_one_before(
+    models: Models, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forage_rollout.weights import staging
+
+    go_on, reading, read = threading.Event(), threading.Event(), staging._Job._read_tensors
+
+    def read_later(job: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        reading.set()
+        assert go_on.wait(60)
+        yield from read(job)
+
+    served = models.build(folders["a"])
+    bench = Bench(models, served, "cpu")
+    monkeypatch.setattr(staging._Job, "_read_tensors", read_later)
+    first = bench.prepare(folders["b"])
+    assert reading.wait(60)
+    second = bench.prepare(folders["c"])
+    reading.clear()
+    bench.stage.drop(first)
+    bench.stage.drop(second)
+    third = bench.prepare(folders["b"])
+    assert bench.stage.poll(third) == (False, "")
+    assert not reading.is_set(), "the thread of the first is alive"
+    go_on.set()
+    assert bench.wait(third) == (True, "")
+    bench.stage.put(third)
     assert find_differences(served, models.build(folders["b"])) == []
 
 
