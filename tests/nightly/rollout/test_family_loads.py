@@ -29,8 +29,9 @@ DERIVED = (
     "qwen2_moe",
     "qwen3_moe",
     "solar_open",
+    "zaya",
 )
-"""vLLM packs their experts, copies their sinks, or keeps views of their weights."""
+"""vLLM packs their experts, copies their sinks, or keeps views of their weights. DENSE: some of the others."""
 DENSE = (
     "bloom",
     "cohere2",

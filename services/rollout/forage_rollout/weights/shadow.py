@@ -24,6 +24,8 @@ _CHILDREN = "_modules"
 _TENSORS = ("_parameters", "_buffers")
 _RUNTIME = ("do_not_compile", "kv_cache")
 """Attributes that say how a module runs, whatever its weights: whether it is compiled, and its part of the cache."""
+_TRACED = "_tensor_constant"
+"""Begins names of what torch.fx leaves in the first module of a type that vLLM traces, which computes without it."""
 _PLAIN = (bool, int, float, complex, str, bytes, type, torch.dtype, torch.device, torch.Size, type(None))
 
 
@@ -146,7 +148,8 @@ def _find_changes(
     for name in _TENSORS:
         _require_alike(place, twin[name], module[name])
     for name, value in module.items():
-        if name not in twin and name not in _RUNTIME and _holds_tensor(value):
+        is_known = name in twin or name in _RUNTIME or name.startswith(_TRACED)
+        if not is_known and _holds_tensor(value):
             raise ValueError(f"{place} has a tensor {name} that vLLM does not make when it loads a model")
     for name, value in twin.items():
         if name not in (_CHILDREN, *_RUNTIME) and not _is_same(value, module.get(name, _ABSENT)):
