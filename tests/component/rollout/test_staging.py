@@ -5,9 +5,12 @@ There is no GPU here: what runs on one is run on models of vLLM whose weights ar
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import shutil
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -133,7 +136,7 @@ def test_a_shadow_changes_nothing_until_it_is_swapped_in_and_then_everything(
     assert any(name.endswith("qkv_proj()") for name in compute_outputs(served)), "else nothing is packed here"
     for name in ("b", "a", "b"):
         before = compute_outputs(served)
-        shadow = Shadow(served, models.config.model_config)
+        shadow = Shadow(served, models.config)
         shadow.load(load_file(folders[name] / WEIGHTS).items())
         assert all(torch.equal(tensor, before[key]) for key, tensor in compute_outputs(served).items())
         shadow.swap()
@@ -145,7 +148,34 @@ def test_a_shadow_without_a_weight_is_refused(models: Models, folders: dict[str,
     weights = load_file(folders["b"] / WEIGHTS)
     del weights["model.norm.weight"]
     with pytest.raises(ValueError, match=r"nothing was loaded into model\.norm\.weight"):
-        Shadow(models.build(folders["a"]), models.config.model_config).load(weights.items())
+        Shadow(models.build(folders["a"]), models.config).load(weights.items())
+
+
+def test_nothing_of_the_weights_before_stays_in_use(models: Models, folders: dict[str, Path]) -> None:
+    served = models.build(folders["a"])
+    old = [weakref.ref(parameter) for parameter in served.parameters()]
+    for name in ("b", "a"):
+        shadow = Shadow(served, models.config)
+        shadow.load(load_file(folders[name] / WEIGHTS).items())
+        shadow.swap()
+        del shadow
+        gc.collect()
+        assert [parameter() for parameter in old if parameter() is not None] == []
+        old = [weakref.ref(parameter) for parameter in served.parameters()]
+
+
+def test_a_model_that_is_not_as_vllm_builds_it_is_refused(models: Models, folders: dict[str, Path]) -> None:
+    served, weights = models.build(folders["a"]), load_file(folders["b"] / WEIGHTS)
+    before, norm = compute_outputs(served), served.model.norm
+    norm.cached = [torch.ones(3)]
+    with pytest.raises(ValueError, match=r"the model\.model\.norm has a tensor cached that vLLM does not make"):
+        Shadow(served, models.config).load(weights.items())
+    del norm.cached
+    served.model.norm = torch.nn.Identity()
+    with pytest.raises(ValueError, match=r"the model\.model\.norm is of the type Identity"):
+        Shadow(served, models.config)
+    served.model.norm = norm
+    assert all(torch.equal(tensor, before[name]) for name, tensor in compute_outputs(served).items())
 
 
 @pytest.mark.usefixtures("unpacked")
@@ -210,6 +240,36 @@ def test_a_stage_puts_in_place_what_is_ready_and_nothing_else(models: Models, fo
         bench.stage.put(second)
     assert find_differences(served, models.build(folders["a"])) == []
     bench.serve(folders["b"])
+    assert find_differences(served, models.build(folders["b"])) == []
+
+
+def test_a_policy_waits_for_the_thread_of_every_one_before(
+    models: Models, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forage_rollout.weights import staging
+
+    go_on, reading, read = threading.Event(), threading.Event(), staging._Job._read_tensors
+
+    def read_later(job: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        reading.set()
+        assert go_on.wait(60)
+        yield from read(job)
+
+    served = models.build(folders["a"])
+    bench = Bench(models, served, "cpu")
+    monkeypatch.setattr(staging._Job, "_read_tensors", read_later)
+    first = bench.prepare(folders["b"])
+    assert reading.wait(60)
+    second = bench.prepare(folders["c"])
+    reading.clear()
+    bench.stage.drop(first)
+    bench.stage.drop(second)
+    third = bench.prepare(folders["b"])
+    assert bench.stage.poll(third) == (False, "")
+    assert not reading.is_set(), "the thread of the first is alive"
+    go_on.set()
+    assert bench.wait(third) == (True, "")
+    bench.stage.put(third)
     assert find_differences(served, models.build(folders["b"])) == []
 
 

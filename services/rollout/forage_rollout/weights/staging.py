@@ -50,6 +50,7 @@ class Stage:
     def __init__(self, worker: Any) -> None:
         self._worker = worker
         self._job: _Job | None = None
+        self._last: _Job | None = None
         self._content = ""
         self._replaced: list[Any] = []
 
@@ -62,16 +63,16 @@ class Stage:
             deltas: those that lead to the policy, oldest first; they are used where they lead on from what is in use.
             content: digest of the whole policy; empty if unknown.
         """
-        before = self._job
         self.drop(number)
         policy = _Policy([Path(file) for file in files], deltas, content)
-        self._job = _Job(self._worker, number, policy, self._content, before)
-        self._job.start()
+        self._job = _Job(self._worker, number, policy, self._content)
+        self._start_when_alone()
 
     def poll(self, number: int) -> tuple[bool, str]:
         """Whether the policy may be put in place, and else why it never will be, if that is known."""
         if self._job is None or self._job.number != number:
             return False, "another policy has taken its place"
+        self._start_when_alone()
         return self._job.put is not None, self._job.error
 
     def put(self, number: int) -> None:
@@ -93,9 +94,22 @@ class Stage:
             self._job.is_cancelled.set()
             garbage.append(self._job)
             self._job = None
+        if self._last is not self._job and self._last is not None and not self._last.is_alive():
+            self._last = None
         if garbage:
             # One reference after the other: a large tensor takes milliseconds, in which no token is sampled.
             threading.Thread(target=_free, args=(garbage,), name="free-policy", daemon=True).start()
+
+    def _start_when_alone(self) -> None:
+        """Start the job, unless the thread of one that was cancelled is alive.
+
+        Two at once would take the memory of two, and exchange vLLM's current configuration, which is one for all
+        threads, under each other.
+        """
+        if self._job is None or self._job is self._last or (self._last is not None and self._last.is_alive()):
+            return
+        self._last = self._job
+        self._job.begin()
 
 
 class _CancelledError(Exception):
@@ -114,37 +128,50 @@ class _Job(threading.Thread):
 
     Args:
         base: content of the weights in use.
-        before: the thread of the policy before.
 
     Attributes:
         put: puts the policy in place and returns what it replaced; None until then.
         error: why there is nothing to put.
     """
 
-    def __init__(self, worker: Any, number: int, policy: _Policy, base: str, before: threading.Thread | None) -> None:
+    def __init__(self, worker: Any, number: int, policy: _Policy, base: str) -> None:
         super().__init__(name="stage-policy", daemon=True)
         self.number, self.policy = number, policy
         self.put: Callable[[], list[Any]] | None = None
         self.error = ""
         self.is_cancelled = threading.Event()
-        self._worker, self._base, self._before = worker, base, before
+        self._worker, self._base = worker, base
+        self._is_known = bool(policy.content) and policy.content == base
+        self._shadow: Shadow | None = None
+
+    def begin(self) -> None:
+        """Start the thread; the worker must stand still, as in all calls by name: see `Shadow`."""
+        try:
+            if self._worker.device.type == "cpu" and not self._is_known:
+                self._shadow = Shadow(self._worker.model_runner.model, self._worker.vllm_config)
+        except Exception as error:  # noqa: BLE001 - as in run
+            self._fail(error)
+        else:
+            self.start()
 
     def run(self) -> None:
-        if self._before is not None:
-            self._before.join()  # wait: it was cancelled, and two at once would take the memory of two
-            self._before = None
         try:
             with set_current_vllm_config(self._worker.vllm_config):
-                self.put = self._prepare()
+                put = self._prepare()
         except Exception as error:  # noqa: BLE001 - whatever it is, the old policy is served on
-            self.error = f"{type(error).__name__}: {error}"
+            self._fail(error)
+        else:
+            self.put = None if self.is_cancelled.is_set() else put
+
+    def _fail(self, error: Exception) -> None:
+        self.error, self._shadow = f"{type(error).__name__}: {error}", None
 
     def _prepare(self) -> Callable[[], list[Any]]:
-        if self.policy.content and self.policy.content == self._base:
+        if self._is_known:
             return list  # the same weights under another version
         model, model_config = self._worker.model_runner.model, self._worker.model_config
-        if self._worker.device.type == "cpu":
-            shadow = Shadow(model, model_config)
+        if self._shadow is not None:
+            shadow, self._shadow = self._shadow, None
             shadow.load(self._read_tensors())
             return shadow.swap
         patches: list[CheckpointWeightPatch] = []
