@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from faulty_loads import VARIABLE, FaultyWorkerExtension
@@ -81,12 +81,24 @@ class CanaryEngine:
         """(version, epoch, begin, end) of what was sampled."""
         return (await self.engine.generate(Request([20, 30, 40], tokens, 1.0, 1.0, -1, 1))).versions
 
+    async def generate_tokens(self, tokens: int) -> list[int]:
+        """Tokens that one seed samples."""
+        return (await self.engine.generate(Request([20, 30, 40], tokens, 1.0, 1.0, -1, 1))).token_ids
+
 
 @asynccontextmanager
 async def run_canary_engine(
-    make_model: Callable[[int], Path], tmp_path_factory: pytest.TempPathFactory
+    make_model: Callable[[int], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+    update: Literal["in_flight", "drain"] = "in_flight",
+    **sizes: Any,
 ) -> AsyncIterator[CanaryEngine]:
-    """Run the engine within the block."""
+    """Run the engine within the block.
+
+    Args:
+        update: as of `rollout.weights.update`.
+        sizes: settings of `rollout.engine` that differ.
+    """
     fault = tmp_path_factory.mktemp("fault") / "fault"
     fault.write_text("")
     build, extension = instance.build_arguments, f"{FaultyWorkerExtension.__module__}.{FaultyWorkerExtension.__name__}"
@@ -95,9 +107,9 @@ async def run_canary_engine(
         return build(settings, cpu) | {"worker_extension_cls": extension}
 
     models = {"a": make_model(0), "b": make_model(1), "c": make_model(2)}
-    sizes = EngineSettings(max_model_len=256, max_num_seqs=16, hang_timeout_s=300.0)
-    weights = WeightSettings(cache_dir=tmp_path_factory.mktemp("cache"))
-    rollout = RolloutSettings(engine=sizes, weights=weights)
+    chosen = EngineSettings(**{"max_model_len": 256, "max_num_seqs": 16, "hang_timeout_s": 300.0} | sizes)
+    weights = WeightSettings(cache_dir=tmp_path_factory.mktemp("cache"), update=update)
+    rollout = RolloutSettings(engine=chosen, weights=weights)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(instance, "build_arguments", build_faulty)
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)

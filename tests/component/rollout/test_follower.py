@@ -288,6 +288,33 @@ async def test_an_engine_that_refuses_what_another_one_serves_is_out_of_service_
         assert (engine.serving, engine.out_of_service) == (FIRST, "")
 
 
+async def test_an_engine_that_is_out_of_service_for_a_reason_of_its_own_stays_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has tried the policy again meanwhile, which is now in its memory: the canary refuses it."""
+    monkeypatch.setattr(follower, "RETRY_INTERVAL_S", NEVER_S)
+    read, looks = StreamClient.read_replicas, 0
+
+    def count_and_read(client: StreamClient, silence_s: int = 1) -> dict[str, Replica]:
+        nonlocal looks
+        found = read(client, silence_s)
+        looks += 1
+        return found
+
+    monkeypatch.setattr(StreamClient, "read_replicas", count_and_read)
+    engine, second = Engine(FIRST), Policy(version=2, epoch=1)
+    engine.refuse = True
+    async with bench.following(engine):
+        bench.trainer.acknowledge_policy("other", Replica(serving=second))
+        bench.trainer.publish(second)
+        await until(lambda: bench.read_word().out_of_service)
+        engine.out_of_service = "it computes another policy"
+        bench.trainer.acknowledge_policy("other", Replica(out_of_service=True))
+        before = looks
+        await until(lambda: looks > before + 2)
+        assert engine.out_of_service == "it computes another policy"
+
+
 async def test_an_announcement_is_noticed_at_once_also_by_a_server_that_was_restarted_or_lost_its_data(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import spmd_process
 import torch
 from trainer_parts import write_model
 from transformers import AutoModelForCausalLM
@@ -97,6 +98,24 @@ def test_without_prompts_nothing_is_published(settings: Settings, worker: Policy
     snapshots = open_snapshots(settings, worker, [])
     snapshots.add_turn([make_group(TURN, [1] * len(TURN))])
     assert snapshots.take()[1] is None
+
+
+def test_to_score_them_changes_nothing_that_is_trained(model: Path) -> None:
+    trained = []
+    for openings in ([], OPENINGS):
+        settings = spmd_process.build_settings(model)
+        one = PolicyWorker(settings)
+        batch = spmd_process.build_rows(settings)
+        snapshots, advantages = open_snapshots(settings, one, openings), batch.mask * 0.5
+        for _ in range(2):
+            old, reference = one.log_probs(batch), one.reference_log_probs(batch)
+            one.update(batch, advantages, reference, old, 2)
+            weights, _ = snapshots.take()
+        trained.append((weights, torch.get_rng_state()))
+    (without, random), (with_canary, random_too) = trained
+    assert without.keys() == with_canary.keys()
+    assert all(torch.equal(tensor, with_canary[name]) for name, tensor in without.items())
+    assert torch.equal(random, random_too)
 
 
 def test_where_the_policy_is_no_number_none_are_published(settings: Settings, worker: PolicyWorker) -> None:

@@ -72,7 +72,8 @@ class Follower:
         self._reason = ""
         self._kept: Policy | None = None
         """What the engine served when it refused: another one, loaded by hand, takes the place of the announced one."""
-        self._stepped_aside = False
+        self._stepped_aside = ""
+        """Why it is out of service although its engine is well; empty: it has not stepped aside."""
         self._gave_way = False
 
     def describe(self) -> Replica:
@@ -213,7 +214,7 @@ class Follower:
             self._refuse(announced, error, before)
             return False
         else:
-            self._stepped_aside = False
+            self._stepped_aside = ""
             if before is not None and not is_newer(announced, before):
                 log.warning("older_policy_loaded", announced=describe_policy(announced), before=describe_policy(before))
             return True
@@ -258,10 +259,10 @@ class Follower:
         others = [one for name, one in replicas.items() if name != self._name and not one.out_of_service]
         if any(one.serving == refused for one in others):
             if not self._engine.out_of_service:
-                self._engine.out_of_service, self._stepped_aside = self._reason, True
+                self._engine.out_of_service = self._stepped_aside = self._reason
                 log.error("out_of_service", detail=self._reason)
-        elif self._stepped_aside:
-            self._engine.out_of_service, self._stepped_aside = "", False
+        elif self._stepped_aside and self._engine.out_of_service == self._stepped_aside:
+            self._engine.out_of_service = self._stepped_aside = ""
             log.warning("back_in_service", detail="no other engine serves the announced policy")
         self._has_news.set()
 

@@ -43,7 +43,10 @@ class Instance:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         use_own_processes()
-        arguments = build_arguments(settings, bool(current_platform.is_cpu())) | {"model": str(folder)}
+        # vLLM reads configuration and tokenizer again later, as for its routes, when `folder` may be gone.
+        model = str(settings.model.path.resolve())
+        arguments = {"hf_config_path": model, "tokenizer": model}
+        arguments |= build_arguments(settings, bool(current_platform.is_cpu())) | {"model": str(folder)}
         self.watch = SchedulerWatch()
         self.llm: Any = AsyncLLM.from_engine_args(
             AsyncEngineArgs(**arguments), stat_loggers=[self.watch.build_logger_class()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from forage_policies.announcement import PolicyError, check_canary, describe_pol
 from forage_policies.tensors import SUFFIX, read_headers
 from forage_rollout.core.start_errors import EngineStartError, explain_start
 from forage_rollout.engine.engine_counts import EngineCounts, Meter
+from forage_rollout.engine.generation_pause import GenerationPause
 from forage_rollout.engine.instance import Instance, lay_out_model
 from forage_rollout.engine.leases import Leases
 from forage_rollout.weights.adapter import verify_adapter
@@ -33,6 +34,7 @@ from forage_rollout.weights.validation import verify_tensors
 log = get_logger()
 T = TypeVar("T")
 _LOOK_S = 0.05
+_START = "vLLM starts or says why not"
 _COSTS = "from now on vLLM is started with each policy, and out of service for as long"
 
 
@@ -67,6 +69,31 @@ class PolicyLoader:
         self.serving: Policy | None = None
         self.out_of_service = ""
         self.is_starting_again = False
+        self._is_closed = False
+        self._has_instance = asyncio.Event()
+        self._has_instance.set()
+
+    def close(self) -> None:
+        """End a start of vLLM that is under way, which no cancellation reaches, once it has succeeded."""
+        self._is_closed = True
+
+    async def change_pause(self, change: Callable[[GenerationPause], Coroutine[Any, Any, None]]) -> None:
+        """Pause or resume the engine; while vLLM starts with a policy, the one that starts.
+
+        Raises:
+            EngineDeadError: it has died.
+        """
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        while True:
+            with waiting("vLLM to start with a policy", on="this engine", limit_s=None, why_unlimited=_START):
+                await self._has_instance.wait()
+            instance = self.instance
+            try:
+                return await call_living(instance.llm, change(instance.pause))
+            except EngineDeadError:
+                if self._has_instance.is_set() and instance is self.instance:
+                    raise
 
     async def load(self, policy: Policy, allow_older: bool = False) -> float:
         """Serve another policy. A caller that is cancelled before the pause leaves the engine as it was.
@@ -190,18 +217,17 @@ class PolicyLoader:
         try:
             if error is not None:
                 log.warning("policy_loaded_afresh", reason=str(error))
+            self._has_instance.clear()
             await before.retire()
             own = [self._model / name for name in list_weight_files(self._model)]
             with lay_out_model(self._model, own if policy.adapter else files) as folder:
                 instance = await asyncio.to_thread(self._start, folder)
-            await instance.pause.take_over(before.pause)
+            pause = before.pause
             before.shutdown()
             self.instance = instance
-            if policy.adapter:
-                await self._put_adapter(policy, files[0].parent, is_fresh=True)
-            else:
-                await self.canary.require(instance.llm, instance.bounds, policy, is_fresh=True)
-            await instance.llm.update_weight_version(format_label(policy))
+            await call_living(instance.llm, instance.pause.take_over(pause))
+            self._has_instance.set()
+            await call_living(instance.llm, self._check_fresh(instance, policy, files))
         except EngineStartError as failed:  # without an engine this replica is replaced
             log.error("engine_not_started", reason=failed.failure.reason, exception=failed.failure.details)
             self.out_of_service = f"{describe_policy(policy)} cannot be loaded afresh: {failed.failure.reason}"
@@ -209,8 +235,12 @@ class PolicyLoader:
         except CanaryError as wrong:
             self.out_of_service = str(wrong)
             raise
+        except BaseException as failed:
+            self.out_of_service = f"{describe_policy(policy)} cannot be loaded afresh: {failed!r}"
+            raise
         finally:
             self.is_starting_again = False
+            self._has_instance.set()
         seconds = time.perf_counter() - began
         self._meter.counts.fresh_loads += 1
         which = {"version": policy.version, "epoch": policy.epoch, "uri": policy.uri}
@@ -226,7 +256,18 @@ class PolicyLoader:
 
     def _start(self, folder: Path) -> Instance:
         with explain_start(self._model):
-            return Instance(self._settings, folder)
+            instance = Instance(self._settings, folder)
+        if self._is_closed:
+            instance.shutdown()
+            raise asyncio.CancelledError
+        return instance
+
+    async def _check_fresh(self, instance: Instance, policy: Policy, files: Sequence[Path]) -> None:
+        if policy.adapter:
+            await self._put_adapter(policy, files[0].parent, is_fresh=True)
+        else:
+            await self.canary.require(instance.llm, instance.bounds, policy, is_fresh=True)
+        await instance.llm.update_weight_version(format_label(policy))
 
     async def replace_serving(self, error: CanaryError) -> None:
         """Load the policy afresh that was put in place while there was no cache, and could not be checked until now.
@@ -236,7 +277,7 @@ class PolicyLoader:
         """
         assert self.serving is not None
         policy = self.serving
-        async with hold_policy(self._cache, policy) as held:
+        async with self.lock, hold_policy(self._cache, policy) as held:
             await self._load_afresh(policy, [file for file in held.files if file.suffix == SUFFIX], error)
 
     async def _finish_generations(self, policy: Policy) -> None:
@@ -246,7 +287,7 @@ class PolicyLoader:
         try:
             with contextlib.suppress(TimeoutError), waiting("generations to end", on="this engine", limit_s=limit_s):
                 async with asyncio.timeout(limit_s):
-                    while self.instance.states and not self.instance.pause.is_paused:
+                    while self.instance.states and not (self.instance.pause.is_paused or self.instance.llm.errored):
                         await asyncio.sleep(_LOOK_S)  # wait: named by the block
         except BaseException:
             self.is_starting_again, self.out_of_service = False, before

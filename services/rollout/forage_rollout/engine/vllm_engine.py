@@ -131,6 +131,8 @@ class VllmEngine:
         lease = request.affinity or f"request {next(self._request_ids)}"
         await self._leases.acquire(lease)
         try:
+            if self.out_of_service:  # since then: the load that this waited for has failed
+                raise NotServingError(self.out_of_service)
             return await self._generate(request)
         finally:
             if not request.affinity:
@@ -197,11 +199,11 @@ class VllmEngine:
         Args:
             drain: running generations end first, in drain mode whole groups; else they go on after `resume`.
         """
-        await self._instance.pause.pause(drain, self._loader.drain())
+        await self._loader.change_pause(lambda pause: pause.pause(drain, self._loader.drain()))
 
     async def resume(self) -> None:
         """End a pause; without one nothing happens."""
-        await self._instance.pause.resume()
+        await self._loader.change_pause(lambda pause: pause.resume())
 
     async def fall_asleep(self) -> None:
         """Give the GPUs' memory away until `wake_up`; requests wait meanwhile, and so do policies.
@@ -288,9 +290,13 @@ class VllmEngine:
         """
         if self.is_starting_again or self._instance.pause.is_intended or self._has_progressed():
             return
+        asked = self._instance
         try:
             async with asyncio.timeout(self._hang_timeout_s):
                 await self._sample(Request([self._tokenizer.eos_token_id or 0], 1, 0.0, 1.0, -1, None), None)
+        except EngineLostError:
+            if not self.is_starting_again and self._instance is asked:
+                raise
         except TimeoutError:
             if not (self.is_starting_again or self._instance.pause.is_intended or self._has_progressed()):
                 raise EngineHangsError(f"the engine has sampled nothing for {self._hang_timeout_s:g} s") from None
@@ -304,8 +310,10 @@ class VllmEngine:
 
     def kill(self) -> None:
         """Kill the engine's processes: running and later requests fail."""
+        self._loader.close()
         self._instance.kill()
 
     def shutdown(self) -> None:
         """End the engine's processes; a second call does nothing."""
+        self._loader.close()
         self._instance.shutdown()

@@ -147,7 +147,7 @@ class Adapters:
         if check is not None:
             try:
                 await check(request)
-            except PolicyError:
+            except BaseException:  # also a caller that is cancelled
                 await self._llm.remove_lora(request.lora_int_id)
                 raise
         old, self._current = self._current, Adapter(policy, request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -44,7 +45,21 @@ class _CanaryFirst:
         if not runnable:
             return super().schedule(*arguments, **named)  # type: ignore[misc]
         with self._alone(runnable):
-            return super().schedule(*arguments, **named)  # type: ignore[misc]
+            scheduled = super().schedule(*arguments, **named)  # type: ignore[misc]
+        if not scheduled.num_scheduled_tokens:
+            self._make_room(runnable)
+        return scheduled
+
+    def _make_room(self, names: set[str]) -> None:
+        """Where no canary can begin, the cache is full: evict the request that vLLM would, the last that runs.
+
+        Its tokens are computed again later, as after each eviction. Nothing else would end: canaries run alone.
+        """
+        scheduler: Any = self
+        if any(request.request_id in names for request in scheduler.running):
+            return  # one of them waits for its output, not for room
+        if scheduler.running:
+            scheduler._preempt_request(scheduler.running.pop(), time.monotonic())
 
     def _list_canaries(self) -> set[str]:
         if self._canaries:
