@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from faulty_loads import VARIABLE, FaultyWorkerExtension
 from policy_places import ANYWHERE_HERE
 
 from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
@@ -24,6 +23,8 @@ from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.loop.generation import Request
 
 VERSIONS = itertools.count(1)
+_EXTENSION, _VARIABLE = "faulty_loads.FaultyWorkerExtension", "FORAGE_TEST_FAULT"
+"""By name: `faulty_loads` is for workers alone, and makes the loads of whoever imports it wrong."""
 
 
 def score(folder: Path, rows: list[list[int]]) -> Canary:
@@ -101,10 +102,10 @@ async def run_canary_engine(
     """
     fault = tmp_path_factory.mktemp("fault") / "fault"
     fault.write_text("")
-    build, extension = instance.build_arguments, f"{FaultyWorkerExtension.__module__}.{FaultyWorkerExtension.__name__}"
+    build = instance.build_arguments
 
     def build_faulty(settings: Settings, cpu: bool) -> dict[str, Any]:
-        return build(settings, cpu) | {"worker_extension_cls": extension}
+        return build(settings, cpu) | {"worker_extension_cls": _EXTENSION}
 
     models = {"a": make_model(0), "b": make_model(1), "c": make_model(2)}
     chosen = EngineSettings(**{"max_model_len": 256, "max_num_seqs": 16, "hang_timeout_s": 300.0} | sizes)
@@ -113,7 +114,7 @@ async def run_canary_engine(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(instance, "build_arguments", build_faulty)
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
-        patch.setenv(VARIABLE, str(fault))
+        patch.setenv(_VARIABLE, str(fault))
         engine = VllmEngine(Settings(model=ModelSettings(path=models["a"]), rollout=rollout, security=ANYWHERE_HERE))
         one = CanaryEngine(engine, models, fault)
         one.canaries |= {name: score(folder, draw_rows()) for name, folder in models.items()}

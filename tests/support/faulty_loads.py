@@ -12,8 +12,6 @@ import torch
 from forage_rollout.engine.worker_extension import WorkerExtension
 from forage_rollout.weights import staging
 
-VARIABLE = "FORAGE_TEST_FAULT"
-"""Holds the path of the file."""
 _CHOSEN = {  # the head is tied to the embedding
     "left-out": "model.layers.0.mlp.down_proj.weight",
     "old-head": "model.embed_tokens.weight",
@@ -25,7 +23,7 @@ _before: dict[str, torch.Tensor] = {}
 
 def _read_wrongly(job: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """`left-out` and `old-head` yield a tensor of the policy before, `swapped` one whose rows have changed places."""
-    fault = Path(os.environ[VARIABLE]).read_text()
+    fault = Path(os.environ["FORAGE_TEST_FAULT"]).read_text()
     for name, tensor in _read(job):
         known = _before.get(name, tensor)
         _before[name] = tensor
