@@ -75,7 +75,7 @@ def _start(model: Path, args: dict[str, Any]) -> Any:
     settings = Settings(model=ModelSettings(path=model), rollout=RolloutSettings(engine=engine))
     arguments = build_arguments(settings, cpu=True)
     del arguments["enable_log_requests"]  # of AsyncLLM
-    return LLM(**arguments, skip_tokenizer_init=True)  # some families' tokenizers are others than the test's
+    return LLM(**arguments)
 
 
 def _score(llm: Any, rows: Sequence[Sequence[int]]) -> list[list[float]]:

@@ -22,7 +22,7 @@ PACKED: dict[str, str] = {
     "gpt_oss": "has s_aux",
     "granite": "",
     "granitemoe": "",
-    "lfm2_moe": "depends on the row before it",
+    "granitemoehybrid": "depends on the row before it",
     "llama": "",
     "mixtral": "",
     "olmoe": "",
@@ -31,7 +31,7 @@ PACKED: dict[str, str] = {
     "qwen3_moe": "",
 }
 """Families, and why their rows are not packed with varlen; empty: they are."""
-AFRESH = {"falcon_h1", "gpt_oss", "granitemoe", "lfm2_moe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"}
+AFRESH = {"falcon_h1", "gpt_oss", "granitemoe", "granitemoehybrid", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"}
 """Families whose loads in place are wrong, which the canary finds: their policies are loaded afresh."""
 
 
