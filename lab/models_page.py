@@ -74,8 +74,11 @@ class Row:
             if engine["architecture"].startswith("Transformers"):
                 self._notes.append("by transformers' own code in vLLM")
         is_right = found["mean"] <= found["bound"]
+        verdict = "right" if is_right else "differs"
+        if column == "in place" and self.verdicts["served"] == "differs":
+            verdict = "differs after a fresh start"
         shown = f"{found['mean']:.0e}, {found['largest']:.0e}"
-        return self._count(column, "right" if is_right else "differs", shown if is_right else f"**{shown}**")
+        return self._count(column, verdict, shown if is_right else f"**{shown}**")
 
     def _describe_lora(self, trainer: dict[str, Any]) -> str:
         if "error" in trainer.get("trains", trainer):
