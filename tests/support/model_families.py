@@ -12,8 +12,8 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-VOCABULARY = 128
-_HEAD = 16
+VOCABULARY = 320
+_HEAD = 32
 _BY_VALUE: dict[int, tuple[str, ...]] = {
     0: ("pad_token_id",),
     1: (
@@ -29,6 +29,8 @@ _BY_VALUE: dict[int, tuple[str, ...]] = {
         "topk_group",
     ),
     2: (
+        "decoder_layers",
+        "encoder_layers",
         "eos_token_id",
         "expand",
         "linear_num_key_heads",
@@ -39,8 +41,12 @@ _BY_VALUE: dict[int, tuple[str, ...]] = {
         "num_experts_per_token",
         "num_global_key_value_heads",
         "num_key_value_heads",
+        "swa_num_key_value_heads",
     ),
     4: (
+        "decoder_attention_heads",
+        "encoder_attention_heads",
+        "linear_num_heads",
         "linear_num_value_heads",
         "moe_num_experts",
         "n_head",
@@ -54,30 +60,48 @@ _BY_VALUE: dict[int, tuple[str, ...]] = {
         "num_hidden_layers",
         "num_layers",
         "num_local_experts",
+        "swa_num_attention_heads",
+        "zero_expert_num",
     ),
     8: ("index_n_heads", "laurel_rank", "mamba_d_state", "mamba_n_heads", "mamba_num_heads", "ssm_state_size"),
     _HEAD: (
+        "dim_head",
         "global_head_dim",
         "head_dim",
         "hidden_size_per_layer_input",
         "index_head_dim",
         "index_topk",
         "kv_lora_rank",
+        "linear_head_dim",
         "linear_key_head_dim",
         "linear_value_head_dim",
         "mamba_d_head",
         "mamba_head_dim",
+        "o_lora_rank",
         "q_lora_rank",
         "qk_nope_head_dim",
         "qk_rope_head_dim",
+        "rel_extent",
         "rotary_dim",
         "sliding_window",
         "state_size",
+        "swa_head_dim",
         "v_head_dim",
     ),
-    32: ("moe_intermediate_size", "qk_head_dim", "shared_expert_intermediate_size"),
-    64: ("d_model", "hidden_size", "n_embd"),
-    96: ("ffn_dim", "intermediate_size", "n_inner"),
+    64: ("moe_intermediate_size", "qk_head_dim", "shared_expert_intermediate_size"),
+    128: ("d_model", "hidden_size", "n_embd"),
+    192: (
+        "decoder_ffn_dim",
+        "dense_intermediate_size",
+        "dff",
+        "dim_ff",
+        "encoder_ffn_dim",
+        "ffn_dim",
+        "intermediate_size",
+        "moe_shared_expert_intermediate_size",
+        "n_inner",
+        "shared_intermediate_size",
+    ),
     VOCABULARY: ("vocab_size", "vocab_size_per_layer_input"),
     256: ("max_position_embeddings", "n_positions"),
 }
@@ -95,12 +119,15 @@ _GROUPS = _LATENT | {
 }
 _SPARSE = _LATENT | {"index_head_dim": 32}
 SPECIAL: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("axk1", "deepseek_v3", "glm4_moe_lite", "longcat_flash", "minicpm3"), _LATENT),
+    "deepseek_v3": _LATENT | {"topk_method": "noaux_tc"},
+    **dict.fromkeys(("axk1", "glm4_moe_lite", "longcat_flash", "minicpm3"), _LATENT),
     **dict.fromkeys(("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4"), _SPARSE),
     "deepseek_v4": {"index_head_dim": 32, "qk_rope_head_dim": 8},
     **dict.fromkeys(("deepseek_v2", "dots1"), _GROUPS),
     **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"), _HEADS),
-    "falcon_h1": {"mamba_d_ssm": 128},
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "falcon_h1": {"mamba_d_ssm": 256},
+    "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "gemma3n_text": {
         "activation_sparsity_pattern": [0.0] * 5,
         "altup_num_inputs": 2,
@@ -109,6 +136,11 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 0,
     },
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
+    "inkling_text": {"layer_types": ["hybrid_sliding", "hybrid"] * 2},
+    "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2},
+    "kimi_linear": _LATENT | {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
     "mamba2": {"num_heads": 8},
     "nemotron": {"num_key_value_heads": 2},
@@ -116,7 +148,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 2},
     "zaya": {"num_experts_per_tok": 1},
 }
-"""Values that go before SIZES."""
+"""Values that go before SIZES: fields that depend on each other, and layers of every kind that the family has."""
 UNSET: dict[str, set[str]] = {"falcon": {"head_dim"}, "xlstm": {"qk_head_dim", "v_head_dim"}}
 """Sizes that a family computes from others."""
 UNBUILT = frozenset(

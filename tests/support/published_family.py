@@ -19,13 +19,13 @@ def read_saved(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
-def move_weights(model: torch.nn.Module, seed: int = 5) -> None:
+def move_weights(model: torch.nn.Module, seed: int = 5, scale: float = 0.02) -> None:
     """Change every parameter a little, as training does."""
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             local = parameter.to_local() if isinstance(parameter, DTensor) else parameter  # of the only process: whole
-            local.add_(0.02 * torch.randn(parameter.shape, generator=draw))
+            local.add_(scale * torch.randn(parameter.shape, generator=draw))
 
 
 def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -35,16 +35,26 @@ def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
         assert torch.equal(found[name], tensor), name
 
 
-def check_published(kind: str, folder: Path) -> None:
-    """Train a family a little, publish it and read it back."""
-    build_family(kind).save_pretrained(folder / "start")
+def publish_family(kind: str, folder: Path) -> PreTrainedModel:
+    """Write a family's tiny model to `folder`/start, train it a little and publish it to `folder`/published.
+
+    Returns: the trained model.
+    """
+    start = build_family(kind)
+    move_weights(start, seed=4, scale=0.08)  # so that no term is 0, and attention is not the same for all tokens
+    start.save_pretrained(folder / "start")
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder / "start", dtype=torch.float32)
     move_weights(model)
-    published = build_checkpoint(model, torch.Tensor.detach, torch.Tensor.clone)
-    model.save_pretrained(folder / "expected")
-    assert_equal(published, read_saved(folder / "expected"))
     (folder / "published").mkdir()
+    published = build_checkpoint(model, torch.Tensor.detach, torch.Tensor.clone)
     write_model_folder(folder / "published", folder / "start", published, 1 << 40)
+    return model
+
+
+def check_published(model: PreTrainedModel, folder: Path) -> None:
+    """Check that `folder`/published is what `save_pretrained` writes of the model, and reads as what was trained."""
+    model.save_pretrained(folder / "expected")
+    assert_equal(read_saved(folder / "published"), read_saved(folder / "expected"))
     again, report = AutoModelForCausalLM.from_pretrained(
         folder / "published", dtype=torch.float32, output_loading_info=True
     )
