@@ -106,7 +106,6 @@ _BY_VALUE: dict[int, tuple[str, ...]] = {
     256: ("max_position_embeddings", "n_positions"),
 }
 SIZES = {name: value for value, names in _BY_VALUE.items() for name in names}
-_WIDTHS = {name for value in (_HEAD, 32, 64, 96) for name in _BY_VALUE[value]} | {"mamba_d_ssm"}
 _LATENT = {"num_key_value_heads": 4}
 _HEADS = {"head_dim": _HEAD}
 _GROUPS = _LATENT | {
@@ -189,22 +188,18 @@ def list_families() -> list[str]:
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() - UNBUILT)
 
 
-def build_config(kind: str, scale: int = 1) -> PretrainedConfig:
-    """Build a tiny configuration of a family.
-
-    Args:
-        scale: multiplies all widths; vLLM has no attention on a CPU for heads narrower than 32.
-    """
+def build_config(kind: str) -> PretrainedConfig:
+    """Build a tiny configuration of a family. Its heads are 32 wide: vLLM has no attention on a CPU for narrower ones."""
     family = CONFIG_MAPPING[kind]
     default = family()
     if (text := getattr(default, "text_config", None)) is not None:
-        return family(text_config=_choose_sizes(kind, text, scale))
-    return family(**_choose_sizes(kind, default, scale))
+        return family(text_config=_choose_sizes(kind, text))
+    return family(**_choose_sizes(kind, default))
 
 
-def build_family(kind: str, seed: int = 0, scale: int = 1) -> PreTrainedModel:
-    """Build a tiny random float32 model of a family; `scale` as of `build_config`."""
-    config = build_config(kind, scale)
+def build_family(kind: str, seed: int = 0) -> PreTrainedModel:
+    """Build a tiny random float32 model of a family."""
+    config = build_config(kind)
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
     if size > 10_000_000:
@@ -213,10 +208,9 @@ def build_family(kind: str, seed: int = 0, scale: int = 1) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
-def _choose_sizes(kind: str, config: PretrainedConfig, scale: int) -> dict[str, Any]:
+def _choose_sizes(kind: str, config: PretrainedConfig) -> dict[str, Any]:
     present = {name for name in SIZES if _has(config, name)} - UNSET.get(kind, set())
-    chosen = {name: SIZES[name] for name in present} | SPECIAL.get(kind, {})
-    return {name: value * scale if name in _WIDTHS else value for name, value in chosen.items()}
+    return {name: SIZES[name] for name in present} | SPECIAL.get(kind, {})
 
 
 def _has(config: PretrainedConfig, name: str) -> bool:

@@ -41,7 +41,7 @@ EXTENSION = "forage_rollout.engine.worker_extension.WorkerExtension"
 
 def write_policies(kind: str, folder: Path) -> None:
     """Write two policies of a family, `a` and `b`, that differ in every weight."""
-    model = build_family(kind, scale=2)
+    model = build_family(kind)
     draw = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for policy in "ab":

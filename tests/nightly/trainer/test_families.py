@@ -31,8 +31,6 @@ PACKED: dict[str, str] = {
     "qwen3_moe": "",
 }
 """Families, and why their rows are not packed with varlen; empty: they are."""
-AFRESH = {"falcon_h1", "gpt_oss", "granitemoe", "granitemoehybrid", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"}
-"""Families whose loads in place are wrong, which the canary finds: their policies are loaded afresh."""
 
 
 @pytest.mark.parametrize("kind", PACKED)
@@ -48,7 +46,7 @@ def test_a_family_is_published_packed_and_served_as_it_was_trained(kind: str, tm
     assert problem is None if not reason else reason in str(problem)
     result = serve(repository, tmp_path)
     assert is_right(result["served"])
-    assert is_right(result.get("in_place")) == (kind not in AFRESH)
+    assert is_right(result.get("in_place"))
 
 
 def is_right(compared: dict[str, float] | None) -> bool:
