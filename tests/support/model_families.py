@@ -189,7 +189,7 @@ def list_families() -> list[str]:
 
 
 def build_config(kind: str) -> PretrainedConfig:
-    """Build a tiny configuration of a family. Its heads are 32 wide: vLLM on a CPU has no attention for narrower ones."""
+    """Build a tiny configuration of a family. Heads are 32 wide: vLLM on a CPU has no attention for narrower ones."""
     family = CONFIG_MAPPING[kind]
     default = family()
     if (text := getattr(default, "text_config", None)) is not None:
