@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from forage_trainer.data.selection import select_trajectories
 from forage_trainer.data.tensors import StepTensors, build_step_tensors
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.engine.spmd import follow
+from forage_trainer.weights.snapshots import Snapshots
 
 OPTIONS = [
     "trainer.threads=1",
@@ -107,6 +109,12 @@ def run(worker: PolicyWorker, settings: Settings, state: Path) -> dict[str, torc
     worker.load(state)
     step("again")
     results["log_probs"], results["critic"] = worker.log_probs(batch), worker.values(batch)
+    for number, openings in enumerate(([[5, 6, 7, 8], [9] * 100, [11, 12]], [[5, 6, 7, 8]])):  # one row has two ranks
+        _, canary = Snapshots(settings, worker, lambda: "float32", nullcontext, openings, 0).take()
+        assert canary is not None
+        given = [value for row in canary.rows for value in row.logprobs]
+        results[f"canary.{number}"] = torch.tensor(given)
+    results["log_probs_then"] = worker.log_probs(batch)
     single = worker.update(batch, advantages, reference, None, 2)
     assert single.entropies is not None
     results["seen"], results["seen_entropies"] = single.log_probs, single.entropies

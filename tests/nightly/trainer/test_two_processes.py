@@ -64,6 +64,7 @@ def test_a_step_of_two_processes_equals_that_of_one(
         torch.testing.assert_close(result[name], tensor, atol=1e-5, rtol=0, msg=lambda text, n=name: f"{n}: {text}")
     for results in (expected, result):
         assert all(torch.equal(results[n], results[n.replace("again", "second")]) for n in results if "again" in n)
+        assert torch.equal(results["log_probs_then"], results["log_probs"])
 
 
 def test_shards_of_two_processes_merge_into_full_tensors(tmp_path: Path) -> None:
