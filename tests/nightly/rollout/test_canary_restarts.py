@@ -128,7 +128,7 @@ async def test_openai_routes_keep_the_models_own_sampling_after_a_fresh_load(one
     before = one.engine.llm.model_config.get_diff_sampling_param()
     await one.load_wrongly("b", "swapped")
     assert one.engine.llm.model_config.get_diff_sampling_param() == before
-    routes = OpenAiRoutes(lambda: one.engine.llm, one.engine._loader._settings)
+    routes = OpenAiRoutes(one.engine, one.engine._loader._settings)
     body = json.dumps({"model": one.models["a"].name, "prompt": [20, 30], "max_tokens": 4, "stream": True}).encode()
     headers = [("content-type", "application/json")]
     parts = [part async for part in routes.forward_openai("POST", "/v1/completions", headers, body)]

@@ -69,7 +69,7 @@ async def parts(make_model: Callable[[int], Path], char_codec: Any) -> AsyncIter
     data = {"template_date": "2001-02-03"}
     settings = Settings(model=ModelSettings(path=folder), rollout=rollout, security=ANYWHERE_HERE, data=data)
     engine = VllmEngine(settings)
-    backend = EngineBackend(settings, LineEngine(char_codec()), OpenAiRoutes(lambda: engine.llm, settings))
+    backend = EngineBackend(settings, LineEngine(char_codec()), OpenAiRoutes(engine, settings))
     app = make_app(backend, ServiceState(Health(), running=True), settings)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
     server.capture_signals = contextlib.nullcontext

@@ -82,7 +82,7 @@ class EngineDeployment:
             await shifts.wait_for_engines()
         with nullcontext() if shifts is None else shifts.starting():
             self._engine = engine = _start_engine(settings)
-            self._openai = OpenAiRoutes(lambda: engine.llm, settings)
+            self._openai = OpenAiRoutes(engine, settings)
         self._follower = Follower(streams, self._engine, self._replica, shifts, settings.security.audit_file)
         await self._follower.catch_up()
         self._following = supervise(self._follower.follow(), "follow_policy")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from argparse import Namespace
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Protocol
 
 from forage_common.files.template_values import build_template_values, read_template_values
 from forage_common.settings import Settings
@@ -24,20 +25,30 @@ _CLOSE_TIMEOUT_S = 5.0
 _MAX_QUEUED_PARTS = 64  # of a reply with a slow reader; further parts wait inside vLLM while generation goes on
 
 
+class Engine(Protocol):
+    """What the routes need of an engine; see `VllmEngine`."""
+
+    @property
+    def llm(self) -> Any: ...
+
+    @property
+    def out_of_service(self) -> str: ...
+
+
 class OpenAiRoutes:
     """Answers requests with vLLM's serving classes.
 
     Args:
-        find_llm: returns the running `AsyncLLM`; another one once a policy was loaded afresh.
+        engine: the running engine; its `llm` is another one once a policy was loaded afresh.
     """
 
-    def __init__(self, find_llm: Callable[[], Any], settings: Settings) -> None:
-        self._find_llm, self._settings = find_llm, settings
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine, self._settings = engine, settings
         self._llm: Any = None
         self._app: Any = None
 
     def _find_app(self) -> Any:
-        llm = self._find_llm()
+        llm = self._engine.llm
         if llm is not self._llm:
             self._llm, self._app = llm, _build_app(llm, self._settings)
         return self._app
@@ -47,8 +58,13 @@ class OpenAiRoutes:
     ) -> AsyncGenerator[ResponseHead | bytes, None]:
         """Answer one request: first (status, headers), then the body in parts.
 
-        Closing the iterator early ends the generation.
+        Closing the iterator early ends the generation. Out of service the engine answers with 503 and the reason: every
+        other one is, too, or the router would have sent the request there.
         """
+        if reason := self._engine.out_of_service:
+            yield 503, [("content-type", "application/json"), ("retry-after", "1")]
+            yield json.dumps({"error": {"message": reason, "type": "unavailable", "param": None}}).encode()
+            return
         parts: asyncio.Queue[ResponseHead | bytes | None] = asyncio.Queue(_MAX_QUEUED_PARTS)
         unread = [body]
         closed = asyncio.Event()
