@@ -108,7 +108,8 @@ def test_a_crash_of_user_code_affects_one_trajectory_only(service: Service) -> N
         reply = stub.Score(reward_pb2.ScoreRequest(items=[build_item(0, "user", order), build_item(1)]), timeout=WAIT_S)
         assert [scored.score.status for scored in reply.items] == [trajectory_pb2.STATUS_INTERNAL, OK]
         assert score_user(stub, "number").total == 3.0
-    assert service.read_metric("forage_reward_user_restarts_total") == restarts + 3.0
+    # More where the machine is so slow that a process is given up while it starts.
+    assert service.read_metric("forage_reward_user_restarts_total") >= restarts + 3.0
 
 
 def score_user(stub: reward_pb2_grpc.RewardStub, order: str) -> trajectory_pb2.Score:
