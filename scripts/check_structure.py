@@ -50,7 +50,7 @@ def list_pages() -> list[Path]:
 
 
 def count_budgets() -> list[Budget]:
-    """Count what has a budget, and what is told beside it."""
+    """Count what has a budget, and the lines of tests, which have none."""
     from forage_cli.settings_reference import describe_sections
 
     product = sum(count_lines(file) for package in list_packages() for file in list_modules(package))

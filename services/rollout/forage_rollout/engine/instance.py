@@ -63,11 +63,6 @@ class Instance:
         return str(self.llm.model_config.dtype).removeprefix("torch.")
 
     @property
-    def family(self) -> str:
-        """The kind of its model, as transformers names it."""
-        return str(self.llm.model_config.hf_config.model_type)
-
-    @property
     def states(self) -> Any:
         """vLLM's states of the requests that have not ended, by id."""
         return self.llm.output_processor.request_states

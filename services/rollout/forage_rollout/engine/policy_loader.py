@@ -213,7 +213,7 @@ class PolicyLoader:
             PolicyError: vLLM does not start with it.
         """
         began, before = time.perf_counter(), self.instance
-        self.is_starting_again, self.out_of_service = True, f"{describe_policy(policy)} is loaded afresh"
+        self._leave_service(policy)
         try:
             if error is not None:
                 log.warning("policy_loaded_afresh", reason=str(error))
@@ -283,7 +283,7 @@ class PolicyLoader:
     async def _finish_generations(self, policy: Policy) -> None:
         """Wait for the generations that run; others are refused meanwhile, and until the policy is loaded afresh."""
         limit_s, before = self._settings.rollout.trajectory_timeout_s, self.out_of_service
-        self.is_starting_again, self.out_of_service = True, f"{describe_policy(policy)} is loaded afresh"
+        self._leave_service(policy)
         try:
             with contextlib.suppress(TimeoutError), waiting("generations to end", on="this engine", limit_s=limit_s):
                 async with asyncio.timeout(limit_s):
@@ -301,6 +301,9 @@ class PolicyLoader:
     def drain(self) -> contextlib.AbstractAsyncContextManager[None]:
         """In drain mode, wait until no lease is held, and give none in the block."""
         return contextlib.nullcontext() if self._leases is None else self._leases.drain()
+
+    def _leave_service(self, policy: Policy) -> None:
+        self.is_starting_again, self.out_of_service = True, f"{describe_policy(policy)} is loaded afresh"
 
     def _set_serving(self, policy: Policy) -> None:
         self.serving = policy

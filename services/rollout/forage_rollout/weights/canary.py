@@ -117,8 +117,7 @@ async def _score(llm: Any, tokens: list[int], lora_request: Any) -> list[float]:
         {"prompt_token_ids": tokens}, parameters, request_id=f"{PREFIX}{next(_numbers)}", lora_request=lora_request
     ):
         final = output
-    found = [places[token].logprob for token, places in zip(tokens[1:], final.prompt_logprobs[1:], strict=True)]
-    return found
+    return [places[token].logprob for token, places in zip(tokens[1:], final.prompt_logprobs[1:], strict=True)]
 
 
 async def hold_requests(llm: Any) -> str:
@@ -148,10 +147,6 @@ class CanaryCheck:
         self.difference: float | None = None
         self.failures, self.seconds = 0, 0.0
 
-    def applies_to(self, policy: Policy) -> bool:
-        """Whether there is something to compare."""
-        return self._mode != "off" and bool(policy.canary.rows)
-
     async def require(
         self, llm: Any, bounds: CanaryBounds, policy: Policy, is_fresh: bool, lora_request: Any = None
     ) -> None:
@@ -165,7 +160,7 @@ class CanaryCheck:
             CanaryError: it gives others.
             TimeoutError: it gives none.
         """
-        if not self.applies_to(policy):
+        if self._mode == "off" or not policy.canary.rows:
             return
         began = time.perf_counter()
         async with asyncio.timeout(self._limit_s):

@@ -28,6 +28,7 @@ class Publication:
         openings, pad_id: as of `Snapshots`.
 
     Attributes:
+        has_begun: whether the run had published a policy when this process began.
         announced: the version that was announced last; the one before it while the last one is on its way.
 
     Raises:
@@ -48,18 +49,13 @@ class Publication:
     ) -> None:
         self._streams, self._retry = streams, retry
         folder, uri = settings.run.folder / "policies", settings.trainer.publish.uri
-        self._has_begun = any(folder.glob("v*"))
+        self.has_begun = any(folder.glob("v*"))
         self._store = PolicyStore(folder, uri, settings.run.id, retry.storage)
         self._publisher = Publisher.open(settings, self._store, streams, retry, signatures)
         self._snapshots = Snapshots(settings, worker, partial(retry, streams.read_dtype), hold, openings, pad_id)
         self._refusals = Refusals(streams, retry, health)
         self._newest = 0
         self.announced = 0
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether the run had published a policy when this process began."""
-        return self._has_begun
 
     def find_highest_epoch(self) -> int:
         """See `PolicyStore.find_highest_epoch`."""
