@@ -334,6 +334,19 @@ def test_data_that_a_test_took_from_the_server_excuses_what_is_done_again(judge:
     assert [violation.rule for violation in judge(story).violations] == ["twice"]
 
 
+def test_a_group_whose_file_was_lost_after_it_was_read_may_leave_the_stream(judge: Callable[[Story], Report]) -> None:
+    """A trainer that is being replaced has trained on it; its successor finds no file, and a third acknowledges."""
+    story = tell_story()
+    discard_before_its_step(story)
+    removal = story.find("discard", entries=["g20"])
+    story.events.insert(removal, Event("test", "lose_data", "ok", {}))
+    assert [violation.rule for violation in judge(story).violations] == ["deleted"], "no process discards for that"
+    story.events[removal + 1].kind = "reject"
+    assert judge(story).violations == ()
+    story.events.insert(0, story.events.pop(removal))
+    assert [violation.rule for violation in judge(story).violations] == ["deleted"], "it was lost before it was taken"
+
+
 def test_what_steps_of_ready_batches_count(judge: Callable[[Story], Report]) -> None:
     """A step without an answer has counted its groups once a later one has; data that was lost is counted anew."""
     story = tell_story()

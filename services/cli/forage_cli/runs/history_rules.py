@@ -261,14 +261,21 @@ def _differ(one: Operation, other: Operation) -> bool:
 
 
 def _find_deleted(run: RecordedRun) -> Iterator[Violation]:
-    """A group that a step counts stays on the stream until the step is acknowledged."""
+    """A group that a step counts stays on the stream until the step is acknowledged.
+
+    A trainer that finds the file of a group gone removes the entry. An earlier trainer may have read the file before,
+    and have trained on the group: then its checkpoint counts, and a later trainer acknowledges it.
+    """
     counted = {entry: one for one in run.acknowledged.values() for entry in one["entries"]}
     for removal in run.removals:
         if not removal.happened or removal["stream"] != TRAINING:
             continue
         for entry in removal["entries"]:
             one = counted.get(entry)
-            if one is not None and removal.precedes(one) and not run.was_lost(removal, one):
+            if one is None or not removal.precedes(one) or run.was_lost(removal, one):
+                continue
+            takes = [take for take, _ in run.takes[TRAINING, entry] if take.precedes(removal)]
+            if removal.kind != "reject" or not any(run.was_lost(take, removal) for take in takes):
                 sentence = f"a group of step {one['step']} left the stream before the step was acknowledged"
                 yield Violation("deleted", sentence, (removal, one))
 
