@@ -31,8 +31,8 @@ test-long: setup ## run the long tests: whole systems, recipes, chaos, browser, 
 test-all: test ## run every test: `make test`, then the four shards of `make test-long`
 	@for shard in 1 2 3 4; do $(MAKE) --no-print-directory test-long SHARD=$$shard/4 || failed=1; done; [ -z "$$failed" ]
 
-test-stress: setup ## run `make test` three times beside busy processes, with other kernels, threads and order
-	@scripts/stress_tests.sh
+test-stress: setup ## run `make test` three times beside busy processes, with other kernels, threads and order (ONLY=order SEED=7)
+	@SEED=$(filter-out 0,$(SEED)) scripts/stress_tests.sh $(ONLY)
 
 test-seconds: setup ## run every test and record the seconds of each file, by which shards are made
 	@$(PYTHON) scripts/run_tests.py quick long --record
