@@ -77,7 +77,7 @@ dashboards: setup ## generate deploy/grafana/dashboards from the code beside it
 chart-schema: setup ## generate the chart's values.schema.json from the settings
 	@$(PYTHON) scripts/chart_schema.py
 
-proto: setup ## generate forage_common/v1 from proto/
+proto: setup ## generate forage_proto/v1 from proto/
 	@scripts/proto.sh
 
 lock: setup ## pin requirements.in of every service into requirements.lock and requirements.gpu.lock, with hashes

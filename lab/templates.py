@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from forage_common.text.chat_template import ChatTemplate, TemplateError
+from forage_runtime.text.chat_template import ChatTemplate, TemplateError
 from forage_trainer.chats.template_facts import Fact, Level, TemplateProbe
 
 PAGE = Path(__file__).parents[1] / "docs/reference/templates.md"

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from forage_common.settings import Settings
+from forage_runtime.settings import Settings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCUMENT = REPOSITORY / "docs/reference/api.md"
@@ -213,7 +213,7 @@ def _link(type_name: str) -> str:
 
 
 def _enums() -> set[str]:
-    from forage_common.v1 import probe_pb2, retriever_pb2, reward_pb2, rollout_pb2, trajectory_pb2
+    from forage_proto.v1 import probe_pb2, retriever_pb2, reward_pb2, rollout_pb2, trajectory_pb2
 
     modules = (probe_pb2, retriever_pb2, reward_pb2, rollout_pb2, trajectory_pb2)
     return {name for module in modules for name in module.DESCRIPTOR.enum_types_by_name}

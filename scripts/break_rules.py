@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from check_structure import list_packages
 from run_tests import ENVIRONMENT
 
 HELP = """A test suite is worth what it notices. Each rule is one sentence that holds for the product, such as "a
@@ -36,7 +37,7 @@ The rules are in scripts/broken_rules/GROUP.txt:
                                                       by name, or part and name where several parts have the name;
                                                       they are found in tests/unit and tests/component
     epsilon is added to the deviation of a group      the rule
-      trainer/forage_trainer/.../groups.py            a file below services/, then what takes the place of what
+      services/trainer/forage_trainer/.../groups.py   a file, then what takes the place of what
     - centered / (std + EPSILON)                      in it, like in a diff; a rule may have several edits
     + centered / (std**2 + EPSILON).sqrt()
 
@@ -61,7 +62,7 @@ _SHOWN = 110
 
 @dataclass(frozen=True)
 class Edit:
-    """file: below services/; every `old` in it becomes `new`."""
+    """file: below the repository; every `old` in it becomes `new`."""
 
     file: str
     old: str
@@ -156,7 +157,7 @@ def find_problems(repository: Path, rules: Iterable[Rule]) -> list[str]:
     problems = []
     for rule in rules:
         for edit in rule.edits:
-            file = repository / "services" / edit.file
+            file = repository / edit.file
             if not edit.old or not file.is_file() or edit.old not in file.read_text(encoding="utf-8"):
                 problems.append(f"'{rule.name}': {edit.file} has no '{edit.old}' any more: change {rule.group}.txt")
         if not rule.edits:
@@ -176,12 +177,12 @@ class Copy:
         self._repository = repository
         self._folder = folder
         self._times = itertools.count(10**9)
-        for package in sorted(repository.glob("services/*/forage_*")):
+        for package in list_packages(repository):
             ignored = shutil.ignore_patterns("static", "node_modules")
             shutil.copytree(package, folder / package.relative_to(repository), ignore=ignored)
-        self._parts = sorted(str(part) for part in (folder / "services").iterdir())
+        self._parts = [str(package.parent) for package in list_packages(folder)]
         for other in repository.iterdir():  # code finds the checkout that it is in
-            if other.name != "services":
+            if not (folder / other.name).exists():
                 (folder / other.name).symlink_to(other)
         self._runners: dict[str, Runner] = {}
 
@@ -191,7 +192,7 @@ class Copy:
         before: dict[Path, tuple[str, os.stat_result]] = {}
         try:
             for edit in edits:
-                file = self._folder / "services" / edit.file
+                file = self._folder / edit.file
                 text = file.read_text(encoding="utf-8")
                 before.setdefault(file, (text, file.stat()))
                 file.write_text(text.replace(edit.old, edit.new), encoding="utf-8")
@@ -207,7 +208,7 @@ class Copy:
         """Run test files in an environment; returns pytest's exit code, None after the time limit, and its output."""
         project = tomllib.loads((self._repository / "pyproject.toml").read_text(encoding="utf-8"))
         paths = project["tool"]["pytest"]["ini_options"]["pythonpath"]
-        paths = [str(self._folder / path) if path.startswith("services/") else path for path in paths]
+        paths = [str(self._folder / path) if str(self._folder / path) in self._parts else path for path in paths]
         arguments = ["-q", "-rfE", "--disable-warnings", "-p", "no:cacheprovider", *options]
         arguments += ["-o", f"pythonpath={' '.join(paths)}", *map(str, files)]
         with tempfile.TemporaryDirectory() as scratch:
@@ -343,7 +344,7 @@ class Baseline:
         self._known: list[str] = json.loads(store.read_text(encoding="utf-8")) if store.is_file() else []
         self._lock = threading.Lock()
         self._common = hashlib.sha256()
-        folders = [*repository.glob("services/*/forage_*"), repository / "tests/support"]
+        folders = [*list_packages(repository), repository / "tests/support"]
         shared = [file for folder in folders for file in folder.rglob("*") if file.suffix in (".py", ".lua", ".yaml")]
         for file in sorted([*shared, *repository.glob("tests/**/conftest.py"), repository / "pyproject.toml"]):
             self._common.update(str(file.relative_to(repository)).encode() + b"\0" + file.read_bytes())

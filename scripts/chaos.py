@@ -35,7 +35,7 @@ def main() -> int:
     from chaos.report import find_slow_kinds, summarize
     from chaos.transports import TRANSPORTS
 
-    from forage_common.settings import load_settings
+    from forage_runtime.settings import load_settings
 
     parser = argparse.ArgumentParser(description="Strike a real run with faults.")
     parser.add_argument("kills", type=int, nargs="?", default=200)

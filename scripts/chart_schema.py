@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from forage_common.settings import Settings
+from forage_runtime.settings import Settings
 
 SCHEMA = Path(__file__).resolve().parents[1] / "deploy/helm/forage/values.schema.json"
 Quantity = str | int | float

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+ROOTS = ("libs/*", "services/*", "cli", "models")
+"""The folders of packages."""
 MAX_MODULES = 15
 """Modules in one package, sub-packages not included."""
 
@@ -32,9 +34,9 @@ class Budget:
         return f"{self.what:<34} {self.count:>8,}   budget {self.goal:,}{over}"
 
 
-def list_packages() -> list[Path]:
-    """List the top folder of every package of this repository."""
-    return sorted([*REPOSITORY.glob("services/*/forage_*"), *REPOSITORY.glob("models/forage_*")])
+def list_packages(repository: Path = REPOSITORY) -> list[Path]:
+    """List the top folder of every package of a repository: of libraries, services, command and models."""
+    return sorted([file for root in ROOTS for file in repository.glob(f"{root}/forage_*")])
 
 
 def list_modules(package: Path) -> list[Path]:
@@ -44,7 +46,8 @@ def list_modules(package: Path) -> list[Path]:
 
 def list_pages() -> list[Path]:
     """List the pages of the documentation that are written by hand."""
-    readmes = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *REPOSITORY.glob("services/*/README.md")]
+    readmes = [page for root in (".", *ROOTS) for page in REPOSITORY.glob(f"{root}/README.md")]
+    readmes.append(REPOSITORY / "CONTRIBUTING.md")
     pages = (REPOSITORY / "docs").rglob("*.md")
     return [*readmes, *(page for page in pages if "reference" not in page.relative_to(REPOSITORY).parts)]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from forage_common.security.certificates import LOCAL_HOSTS, Authority, issue_certificate, make_authority
+from forage_runtime.security.certificates import LOCAL_HOSTS, Authority, issue_certificate, make_authority
 
 RENEWED_BEFORE = datetime.timedelta(days=30)
 AUTHORITY_DAYS = 3650

@@ -52,7 +52,7 @@ install_packages() {
 
 # Prints the digest of everything that the pages are built from.
 digest_sources() {
-  find "$web" services/cli/forage_cli/reports/theme.css -name node_modules -prune -o -type f ! -name '*.test.ts*' -print0 |
+  find "$web" cli/forage_cli/reports/theme.css -name node_modules -prune -o -type f ! -name '*.test.ts*' -print0 |
     sort -z | xargs -0 sha256sum | sha256sum | cut -d' ' -f1
 }
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from upath import UPath
 
-from forage_common.settings import Settings
 from forage_console.app import make_app
 from forage_console.context import Console
+from forage_runtime.settings import Settings
 
 PROSE = frozenset({"description", "summary", "title", "version"})
 

@@ -35,9 +35,10 @@ docker info >/dev/null 2>&1 || { echo "images: no Docker engine answers ($(docke
 
 revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
 for service in "${services[@]}"; do
+  home=services/$service; [ "$service" != cli ] || home=cli
   base=$device; [ "$service" != rollout ] || [ "$device" = gpu ] || base+=-rollout
   DOCKER_BUILDKIT=1 docker build --file services/Dockerfile --target "$service" \
-    --tag "${REGISTRY:+$REGISTRY/}forage/$service:$version$suffix" --build-arg "SERVICE=$service" --build-arg "BASE=$base" \
+    --tag "${REGISTRY:+$REGISTRY/}forage/$service:$version$suffix" --build-arg "SERVICE=$service" --build-arg "HOME_OF_SERVICE=$home" --build-arg "BASE=$base" \
     --build-arg "VERSION=$version" --build-arg "REVISION=$revision" --build-arg "CREATED=$(date -u +%Y-%m-%dT%H:%M:%SZ)" \
     "${options[@]}" "$@" .
 done

@@ -7,10 +7,10 @@ bin=$PWD/.venvs/cli/bin
 
 style() { "$bin/ruff" check . && "$bin/ruff" format --check . && "$bin/python" scripts/check_structure.py && "$bin/python" scripts/check_tests.py; }
 
-types() { "$bin/mypy" services/*/forage_* models/forage_models; }
+types() { "$bin/mypy" libs/*/forage_* services/*/forage_* cli/forage_cli models/forage_models; }
 
 imports() {
-  local folders=(services/*/ models/)
+  local folders=(libs/*/ services/*/ cli/ models/)
   PYTHONPATH=$(IFS=:; echo "${folders[*]}") "$bin/lint-imports" --no-logo --cache-dir .cache/imports
 }
 

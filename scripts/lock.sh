@@ -3,9 +3,9 @@
 # with the packages of services/gpu.sed requirements.gpu.lock. Adds the hashes to the lists of tools, too: each
 # requirements*.txt of tests, docs, scripts and dashboards is complete as it stands, and becomes a .lock beside it.
 set -euo pipefail
-cd "$(dirname "$0")/../services"
-uv=$PWD/../.venvs/uv/bin/uv
-links=${PIP_FIND_LINKS:-$(../.venvs/uv/bin/pip config get global.find-links 2>/dev/null || true)}
+cd "$(dirname "$0")/.."
+root=$PWD uv=$PWD/.venvs/uv/bin/uv
+links=${PIP_FIND_LINKS:-$(.venvs/uv/bin/pip config get global.find-links 2>/dev/null || true)}
 # PyTorch's own wheels of the CPU build: Linux on x86_64 and on arm64. A folder of wheels has one of them at most.
 torch='torch==2.13.0+cpu'
 torch_hashes=(
@@ -18,7 +18,7 @@ compile() { "$uv" pip compile --quiet --python-version 3.11 --no-annotate --no-h
 # Resolves the requirements on stdin, in the folder of a service; what the lock has is kept where it can be.
 # usage: resolve LOCK [option of uv …]
 resolve() {
-  local lock=$1 options=(--constraints ../floors.txt "${@:2}")
+  local lock=$1 options=(--constraints "$root/services/floors.txt" "${@:2}")
   [ ! -f overrides.txt ] || options+=(--overrides overrides.txt)
   compile "${options[@]}" - -o "$lock" > /dev/null
   sed -i -e "/^$torch/,/^[^ ]/{/^ /d}" -e "s|^$torch.*|$torch$(printf ' \\\\\\n    --hash=sha256:%s' "${torch_hashes[@]}")|" "$lock"
@@ -29,20 +29,19 @@ resolve() {
   fi
 }
 
-for service in cli console retriever reward rollout trainer; do
+for home in cli services/{console,retriever,reward,rollout,trainer}; do
   (
-    cd "$service"
+    cd "$home"
     if [ -n "$links" ]; then options=(--find-links "$links"); else options=(--torch-backend cpu); fi
     resolve requirements.lock "${options[@]}" < requirements.in
     # The versions of the CPU's lock are where the other starts; the hashes of another build would be wrong.
-    grep -vE '^ ' requirements.lock | sed -E 's| \\$||' | sed -E -f ../gpu.sed > requirements.gpu.lock
+    grep -vE '^ ' requirements.lock | sed -E 's| \\$||' | sed -E -f "$root/services/gpu.sed" > requirements.gpu.lock
     if cmp -s <(grep -vE '^ ' requirements.lock | sed -E 's| \\$||') requirements.gpu.lock; then rm requirements.gpu.lock; exit; fi
     # No wheel folder here: a CPU build of torch in it would satisfy the version, too.
-    sed -E -f ../gpu.sed requirements.in | resolve requirements.gpu.lock
+    sed -E -f "$root/services/gpu.sed" requirements.in | resolve requirements.gpu.lock
   )
 done
 
-cd ..
 for list in {tests,docs,scripts,deploy/grafana}/requirements*.txt; do
   compile --no-deps "$list" -o "${list%.txt}.lock" > /dev/null
 done

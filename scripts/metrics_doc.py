@@ -110,7 +110,7 @@ def collect_metrics(service: str) -> list[MetricDescription]:
         ValueError: a metric lacks a help text, or its name does not start with `forage_<service>_`.
     """
     metrics = {metric.name: metric for module in _import_modules(f"forage_{service}") for metric in _describe(module)}
-    own = [metrics[name] for name in sorted(metrics) if not name.startswith("forage_common_") or service == "common"]
+    own = [metrics[name] for name in sorted(metrics) if not name.startswith("forage_runtime_") or service == "common"]
     for metric in own:
         if not metric.name.startswith(f"forage_{service}_") or not metric.help:
             raise ValueError(f"{metric.name} ({metric.help!r}): expected forage_{service}_… and a help text")

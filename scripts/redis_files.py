@@ -9,8 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from forage_common.streams.functions import build_facts, build_library
-from forage_common.streams.users import Role, list_rules, name_user
+from forage_queue.streams.functions import build_facts, build_library
+from forage_queue.streams.users import Role, list_rules, name_user
 
 FOLDER = Path(__file__).resolve().parents[1] / "deploy/helm/forage/files/redis"
 

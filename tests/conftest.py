@@ -14,7 +14,7 @@ from demo import Demo
 from ports import reserve_ports
 from redis_process import DURABLE, serve
 
-from forage_common.settings import RedisSettings
+from forage_runtime.settings import RedisSettings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

@@ -16,8 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from forage_common.settings import Settings
-from forage_common.v1.trajectory_pb2 import (
+from forage_proto.v1.trajectory_pb2 import (
     ActionKind,
     Component,
     Document,
@@ -32,6 +31,7 @@ from forage_common.v1.trajectory_pb2 import (
     Turn,
 )
 from forage_records.step_file import StepRow, step_file_path, write_step
+from forage_runtime.settings import Settings
 
 SAMPLES = 8
 ROWS_OF_FILE = 2000

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from google.protobuf.proto import serialize_length_prefixed
 
-from forage_common.files import durable
-from forage_common.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
+from forage_runtime.files import durable
 from forage_trainer.data.rows import distribute_rows
 
 FLAT = ("input_ids", "position_ids", "prompts", "responses", "response_mask", "loss_mask", "state_mask", "log_probs")

@@ -20,12 +20,12 @@ import torch
 import torch.distributed as dist
 
 import forage_trainer.engine.verl_cpu  # noqa: F401  (makes a CPU verl's platform)
-from forage_common.settings import AlgorithmSettings
-from forage_common.stop import Stop
-from forage_common.streams.client import Entry
-from forage_common.telemetry.health import Health
-from forage_common.v1.packed_pb2 import PackedGroup
-from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+from forage_proto.v1.packed_pb2 import PackedGroup
+from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
+from forage_queue.streams.client import Entry
+from forage_runtime.settings import AlgorithmSettings
+from forage_runtime.stop import Stop
+from forage_runtime.telemetry.health import Health
 from forage_trainer.checkpoints.kept_groups import KeptGroups
 from forage_trainer.columns.arrived import decode_group
 from forage_trainer.columns.decoder import GroupDecoder

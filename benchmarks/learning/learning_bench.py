@@ -26,8 +26,8 @@ from rich.table import Table
 
 from forage_cli.local.processes import interrupt_on_signals
 from forage_cli.local.stack import repository, shift_ports
-from forage_common.settings import load_settings
 from forage_records.run_folder import RunFolder
+from forage_runtime.settings import load_settings
 
 TICK_S = 1.0
 Runs = dict[str, dict[int, "Run"]]

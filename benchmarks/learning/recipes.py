@@ -8,7 +8,7 @@ from pathlib import Path
 
 from forage_cli.datasets import countdown
 from forage_cli.local.stack import repository, shift_ports
-from forage_common.settings import Settings, load_settings
+from forage_runtime.settings import Settings, load_settings
 
 OPENING = "data/opened_thought"
 """The tiny policy with a chat template that opens the thought."""

@@ -32,7 +32,7 @@ from forage_cli.planning.trainer_memory import (
     list_moments,
     list_resident,
 )
-from forage_common.settings import Settings
+from forage_runtime.settings import Settings
 
 MEMORY_BENCH = Path(__file__).parents[1] / "memory" / "run"
 MOST = 0.1

@@ -16,13 +16,13 @@ from typing import Any
 
 import uvicorn
 
-from forage_common.addresses import split_address
-from forage_common.settings import Settings, load_settings
-from forage_common.telemetry.health import Health
 from forage_rollout.engine.openai import OpenAiRoutes, ResponseHead
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.http_api import make_app
+from forage_runtime.addresses import split_address
+from forage_runtime.settings import Settings, load_settings
+from forage_runtime.telemetry.health import Health
 
 
 @dataclass

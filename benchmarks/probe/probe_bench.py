@@ -33,11 +33,11 @@ from rich.table import Table
 
 from forage_cli.local.serving import ensure_services
 from forage_cli.local.stack import Program, find_interpreter, repository, shift_ports
-from forage_common.settings import Settings, load_settings
-from forage_common.v1.probe_pb2 import Probed
-from forage_common.v1.trajectory_pb2 import Status, Trajectory
 from forage_probe.completions import CompletionsClient, Continuations
 from forage_probe.prober import ProbePlan, Prober
+from forage_proto.v1.probe_pb2 import Probed
+from forage_proto.v1.trajectory_pb2 import Status, Trajectory
+from forage_runtime.settings import Settings, load_settings
 
 HERE = Path(__file__).resolve().parent
 PLAN = ProbePlan(points=10, samples=50, seed=1)

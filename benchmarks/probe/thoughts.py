@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import random
 
-from forage_common.text.observation import format_passages
-from forage_common.text.search_prompt import format_search_prompt
-from forage_common.v1.trajectory_pb2 import (
+from forage_probe.completions import CompletionsClient
+from forage_proto.v1.trajectory_pb2 import (
     ActionKind,
     Document,
     GroundTruth,
@@ -20,7 +19,8 @@ from forage_common.v1.trajectory_pb2 import (
     Trajectory,
     Turn,
 )
-from forage_probe.completions import CompletionsClient
+from forage_runtime.text.observation import format_passages
+from forage_runtime.text.search_prompt import format_search_prompt
 
 DATA_SOURCE = "world_facts"
 MIN_TOKENS, MAX_TOKENS = 200, 400

@@ -6,9 +6,9 @@ import sys
 
 from progress import report_build
 
-from forage_common.settings import settings_from_arguments
 from forage_retriever.index.cache import build_cached
 from forage_retriever.index.recipe import load_encoder
+from forage_runtime.settings import settings_from_arguments
 
 
 def main() -> None:

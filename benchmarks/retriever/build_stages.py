@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from forage_common.settings import RetrievalMode, RetrieverSettings
 from forage_retriever.encoders import conventions
 from forage_retriever.index.build import build_index
 from forage_retriever.index.recipe import Recipe
+from forage_runtime.settings import RetrievalMode, RetrieverSettings
 
 DIMENSION = 768
 WORDS = 100

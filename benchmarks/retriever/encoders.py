@@ -26,13 +26,13 @@ from questions import load as load_data
 from rich.console import Console
 from rich.table import Table
 
-from forage_common.settings import EncoderPrecision, EncoderSettings, RetrieverSettings
 from forage_retriever.corpus.read import read_passages
 from forage_retriever.encoders import model_folder, onnx_model
 from forage_retriever.encoders.encoder import Encoder, Vectors
 from forage_retriever.encoders.factory import create_encoder
 from forage_retriever.encoders.onnx_model import MODEL_FILE, OnnxModel
 from forage_retriever.encoders.torch_encoder import TorchEncoder
+from forage_runtime.settings import EncoderPrecision, EncoderSettings, RetrieverSettings
 
 ARTIFACTS = CACHE / "retriever"
 BATCHES = (1, 16, 64)

@@ -28,7 +28,6 @@ from questions import load as load_data
 from rich.console import Console
 from rich.table import Table
 
-from forage_common.settings import RetrieverSettings
 from forage_retriever.command.bench import measure_throughput
 from forage_retriever.command.evaluate import compute_overlap
 from forage_retriever.corpus import read
@@ -36,6 +35,7 @@ from forage_retriever.encoders.factory import create_encoder
 from forage_retriever.search import faiss_build, memory
 from forage_retriever.search.vector_index import Effort, VectorIndex
 from forage_retriever.search.vectors import VECTORS_FILE, iterate_blocks, save_vectors
+from forage_runtime.settings import RetrieverSettings
 
 Vectors = NDArray[np.float32]
 PASSAGES = 1_000_000

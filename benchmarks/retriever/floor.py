@@ -12,8 +12,8 @@ import time
 
 from load import TOPK, Questions
 
-from forage_common.settings import settings_from_arguments
 from forage_retriever.index import load as index
+from forage_runtime.settings import settings_from_arguments
 
 WARM_UP = 3
 

@@ -24,7 +24,6 @@ from questions import load as load_data
 from rich.console import Console
 from rich.table import Table
 
-from forage_common.settings import RetrievalMode, RetrieverSettings
 from forage_retriever.command.bench import open_index
 from forage_retriever.command.evaluate import compute_metrics
 from forage_retriever.command.fusion import (
@@ -45,6 +44,7 @@ from forage_retriever.corpus.read import split_contents
 from forage_retriever.hits import Hit
 from forage_retriever.index.load import Index
 from forage_retriever.search.hybrid import choose_depth
+from forage_runtime.settings import RetrievalMode, RetrieverSettings
 
 DENSE_SHARES = tuple(round(0.05 * step, 2) for step in range(21))
 TITLE_WEIGHTS = (0.0, 1.0, 2.0, 4.0, 8.0)

@@ -31,9 +31,9 @@ from large_vectors import DIMENSION, Maker, Vectors, make_vectors
 from progress import Steps
 from questions import CACHE
 
-from forage_common.files import durable
 from forage_retriever.index.space import measure_available_memory
 from forage_retriever.search import memory
+from forage_runtime.files import durable
 
 HERE = Path(__file__).resolve().parent
 PASSAGES, MIN_PASSAGES = 1_000_000, 40_000

@@ -14,11 +14,11 @@ from typing import Any
 
 from questions import load
 
-from forage_common.settings import RetrieverSettings
-from forage_common.settings.retriever import EncoderPrecision, EncoderSettings
 from forage_retriever.command.bench import measure_throughput
 from forage_retriever.encoders import model_folder
 from forage_retriever.encoders.factory import create_encoder
+from forage_runtime.settings import RetrieverSettings
+from forage_runtime.settings.retriever import EncoderPrecision, EncoderSettings
 
 BATCH = 64
 _COPIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")

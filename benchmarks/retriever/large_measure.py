@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forage_common.settings import RetrieverSettings
 from forage_retriever.command.bench import measure_throughput
 from forage_retriever.command.evaluate import compute_overlap
 from forage_retriever.search.vector_index import Effort, VectorIndex
+from forage_runtime.settings import RetrieverSettings
 
 Vectors = NDArray[np.float32]
 BATCH = 64

@@ -20,7 +20,7 @@ from forage_cli.planning.gpus import DEFAULT, get_gpu
 from forage_cli.planning.plan import Request, make_plan
 from forage_cli.planning.retrieval.capacity import Machine
 from forage_cli.planning.shapes import read_shape
-from forage_common.settings import check_settings
+from forage_runtime.settings import check_settings
 
 
 def main(values: str, gpu: str = DEFAULT) -> None:

@@ -1,4 +1,4 @@
-"""Writes measured speeds where `forage plan` reads them: services/cli/forage_cli/planning/retrieval_speeds.yaml."""
+"""Writes measured speeds where `forage plan` reads them: cli/forage_cli/planning/retrieval_speeds.yaml."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from questions import REPOSITORY
 
 from forage_retriever.search import memory
 
-FILE = REPOSITORY / "services/cli/forage_cli/planning/retrieval_speeds.yaml"
+FILE = REPOSITORY / "cli/forage_cli/planning/retrieval_speeds.yaml"
 WIKI18 = 21_015_324
 _CPU = Path("/proc/cpuinfo")
 _HEAD = """\

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from forage_common.settings import RetrievalMode, RetrieverSettings
 from forage_retriever.encoders.encoder import Encoder
 from forage_retriever.encoders.factory import create_encoder
 from forage_retriever.index.cache import build_cached
 from forage_retriever.index.progress import Report
+from forage_runtime.settings import RetrievalMode, RetrieverSettings
 
 WORDS = 30
 """Words of a passage."""

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from forage_common.telemetry.logs import configure_logs
 from forage_retriever.index.progress import Report, open_report
+from forage_runtime.telemetry.logs import configure_logs
 
 _ESTIMATED_S = 600.0
 """Steps over which the remaining time is averaged: they are few and long."""

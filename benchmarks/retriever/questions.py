@@ -57,7 +57,7 @@ def _make_world(data: Data) -> None:
     common = REPOSITORY / ".venvs/cli/bin"  # has the packages that the facts come from, and Parquet
     subprocess.run([common / "forage", "data", "world", "--out", WORLD], check=True)
     rows = subprocess.check_output(
-        [common / "python", "-m", "forage_common.files.parquet_rows", WORLD / f"{SPLIT}.parquet"]
+        [common / "python", "-m", "forage_runtime.files.parquet_rows", WORLD / f"{SPLIT}.parquet"]
     )
     with data.corpus.open(encoding="utf-8") as lines:
         passages = [json.loads(line) for line in lines]

@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.table import Table
 from service import Show, start_retriever
 
-from forage_common.settings import RetrievalMode
 from forage_retriever.corpus import read
+from forage_runtime.settings import RetrievalMode
 
 SMALL, LARGE = 15_000, 1_000_000
 MIN_PASSAGES = 1000

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Mapping
 
-from forage_common.text.answers import em_check
 from forage_reward.parsing.answers import extract_solution
 from forage_reward.trajectory import GroundTruth, TrajectoryView
+from forage_runtime.text.answers import em_check
 
 HANG_EVERY = 1000
 calls = 0

@@ -26,7 +26,7 @@ from rich.table import Table
 from service import RunningService, run_reward_service
 from trajectories import Example, build_item, make_examples
 
-from forage_common.v1 import reward_pb2, reward_pb2_grpc, trajectory_pb2
+from forage_proto.v1 import reward_pb2, reward_pb2_grpc, trajectory_pb2
 from forage_reward import registry
 from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
 

@@ -21,7 +21,7 @@ import psutil
 from service import RunningService, run_reward_service
 from trajectories import build_item, make_examples
 
-from forage_common.v1 import reward_pb2, reward_pb2_grpc, trajectory_pb2
+from forage_proto.v1 import reward_pb2, reward_pb2_grpc, trajectory_pb2
 
 MAX_GROWTH = 0.05
 WARM_UP = 0.3

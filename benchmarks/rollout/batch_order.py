@@ -19,7 +19,7 @@ import plan
 from lockstep import format_observation
 from plan import Row
 
-from forage_common.v1.trajectory_pb2 import Document
+from forage_proto.v1.trajectory_pb2 import Document
 from forage_rollout.loop.generation import rank_generation
 from forage_rollout.loop.tokens import FileTokenizer
 

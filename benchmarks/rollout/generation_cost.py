@@ -30,11 +30,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from forage_common.settings import ReplicaSettings, Settings
-from forage_common.text.chat_template import Chat
-from forage_common.v1.trajectory_pb2 import TemplateValues
+from forage_proto.v1.trajectory_pb2 import TemplateValues
 from forage_rollout.deployments.cluster import LocalCluster, get_application_name
 from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
+from forage_runtime.settings import ReplicaSettings, Settings
+from forage_runtime.text.chat_template import Chat
 
 CONCURRENT = 128
 SAMPLED = 100

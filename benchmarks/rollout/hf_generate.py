@@ -16,10 +16,10 @@ import torch
 from lockstep import run_batches
 from transformers import AutoModelForCausalLM, AutoTokenizer, StoppingCriteria, StoppingCriteriaList
 
-from forage_common.clients.retriever import RetrieverClient
-from forage_common.clients.reward import RewardClient
-from forage_common.settings import Settings, load_settings
 from forage_rollout.loop.tokens import FileTokenizer
+from forage_runtime.clients.retriever import RetrieverClient
+from forage_runtime.clients.reward import RewardClient
+from forage_runtime.settings import Settings, load_settings
 
 
 class ByPlan(StoppingCriteria):

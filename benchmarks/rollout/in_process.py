@@ -22,12 +22,12 @@ from batch_order import SampleRanked, measure_batch
 from lockstep import Sample, format_observation, run_batches
 from plan import Row
 
-from forage_common.clients.retriever import RetrieverClient
-from forage_common.clients.reward import RewardClient
-from forage_common.settings import Settings, load_settings
-from forage_common.v1.trajectory_pb2 import Document
+from forage_proto.v1.trajectory_pb2 import Document
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.loop.tokens import FileTokenizer
+from forage_runtime.clients.retriever import RetrieverClient
+from forage_runtime.clients.reward import RewardClient
+from forage_runtime.settings import Settings, load_settings
 
 ORDERS = ("fcfs", "priority")
 

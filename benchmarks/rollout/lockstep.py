@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from plan import DATA_SOURCE, Row
 
-from forage_common.clients.retriever import RetrieverClient
-from forage_common.clients.reward import RewardClient
-from forage_common.text.observation import format_passages
-from forage_common.v1.reward_pb2 import ScoreItem
-from forage_common.v1.trajectory_pb2 import Document, GroundTruth, Role, Span, Status
+from forage_proto.v1.reward_pb2 import ScoreItem
+from forage_proto.v1.trajectory_pb2 import Document, GroundTruth, Role, Span, Status
 from forage_rollout.environments.environment import Observation
 from forage_rollout.loop.tokens import FileTokenizer
+from forage_runtime.clients.retriever import RetrieverClient
+from forage_runtime.clients.reward import RewardClient
+from forage_runtime.text.observation import format_passages
 
 Sample = Callable[[list[int], int], Awaitable[list[int]]]
 """A context and how many tokens to sample, exactly → these tokens."""

@@ -27,15 +27,15 @@ from typing import Any
 
 import uvicorn
 
-from forage_common.addresses import listen
-from forage_common.clients.retriever import RetrieverClient, searching_for
-from forage_common.telemetry.health import Health
 from forage_retriever.hits import Filters, Hit, Provenance
 from forage_retriever.serve.http_api import make_app
 from forage_retriever.serve.retrieval import Retrieval
 from forage_retriever.serve.source import LocalSource
 from forage_retriever.serve.urgency import Urgency, compute_due
 from forage_retriever.serve.waiting import MAX_BATCH, Request, SearchOptions, WaitingRequests
+from forage_runtime.addresses import listen
+from forage_runtime.clients.retriever import RetrieverClient, searching_for
+from forage_runtime.telemetry.health import Health
 
 SIMULATED, MEASURED = 512, 256
 """Trajectories; fewer where each costs the machine a connection."""

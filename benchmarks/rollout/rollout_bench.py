@@ -41,7 +41,7 @@ from service import Service, free_base_port, start_rollout_service
 from slow_retriever import SlowRetriever, serve_slow_retriever
 
 from forage_cli.local.stack import Program, find_interpreter, repository, shift_ports
-from forage_common.settings import load_settings
+from forage_runtime.settings import load_settings
 
 HERE = Path(__file__).resolve().parent
 DELAYS_MS = (5, 50, 200)

@@ -19,11 +19,11 @@ from typing import Any
 
 import redis
 
-from forage_common.settings import RedisSettings
-from forage_common.streams.client import StreamClient
-from forage_common.v1.trajectory_pb2 import Policy, Replica
+from forage_proto.v1.trajectory_pb2 import Policy, Replica
+from forage_queue.streams.client import StreamClient
 from forage_rollout.deployments.follower import Follower
 from forage_rollout.served import ServedPolicies
+from forage_runtime.settings import RedisSettings
 
 _LOOK_S = 0.1
 _ROUNDS = 20

@@ -19,10 +19,10 @@ from rich.status import Status
 
 from forage_cli.local.serving import publish, wait_until_ready
 from forage_cli.local.stack import Program, Stack
-from forage_common.settings import Settings
-from forage_common.streams.client import StreamClient
-from forage_common.streams.users import Role
-from forage_common.v1 import trajectory_pb2 as pb
+from forage_proto.v1 import trajectory_pb2 as pb
+from forage_queue.streams.client import StreamClient
+from forage_queue.streams.users import Role
+from forage_runtime.settings import Settings
 
 RUNNING = (Program.REDIS, Program.REWARD, Program.ROLLOUT)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plan import Row
 
-from forage_common.v1.trajectory_pb2 import ActionKind
+from forage_proto.v1.trajectory_pb2 import ActionKind
 from forage_rollout.environments.environment import ANSWER, Action, Budget, Episode
 from forage_rollout.environments.search import Search
 

@@ -24,10 +24,8 @@ import numpy as np
 from google.protobuf.proto import parse_length_prefixed
 from tokenizers import Tokenizer
 
-from forage_common.streams.packing import pack_group, unpack_columns, unpack_group
-from forage_common.streams.texts import Decode, leave_out_texts, restore_texts
-from forage_common.v1.packed_pb2 import PackedGroup
-from forage_common.v1.trajectory_pb2 import (
+from forage_proto.v1.packed_pb2 import PackedGroup
+from forage_proto.v1.trajectory_pb2 import (
     ActionKind,
     Document,
     PolicySegment,
@@ -40,6 +38,8 @@ from forage_common.v1.trajectory_pb2 import (
     Turn,
 )
 from forage_records.step_file import read_step
+from forage_trajectory.packing import pack_group, unpack_columns, unpack_group
+from forage_trajectory.texts import Decode, leave_out_texts, restore_texts
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEMO = Path(__file__).with_name("demo_groups.bin")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from forage_common.streams.client import StreamClient
+from forage_queue.streams.client import StreamClient
 
 RAY = "ray"
 CONTROL = ("redis", "reward", "dispatchers", "agents", "engines' wire", RAY)

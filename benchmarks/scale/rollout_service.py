@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from forage_common.settings import load_settings
-from forage_common.telemetry.logs import configure_logs
 from forage_rollout.deployments.cluster import LocalCluster, get_application_name
 from forage_rollout.metrics import Snapshot
+from forage_runtime.settings import load_settings
+from forage_runtime.telemetry.logs import configure_logs
 
 DEPLOYMENTS = ("Engine", "Agent", "Dispatcher")
 _SNAPSHOT_S = 120.0

@@ -35,10 +35,10 @@ from forage_cli.local.processes import interrupt_on_signals
 from forage_cli.local.redis import users as redis_users
 from forage_cli.local.serving import wait_until_ready
 from forage_cli.local.stack import Program, Stack, find_interpreter, repository, shift_ports
-from forage_common.settings import Settings, load_settings
-from forage_common.streams.client import StreamClient
-from forage_common.streams.users import Role
-from forage_common.v1 import trajectory_pb2 as pb
+from forage_proto.v1 import trajectory_pb2 as pb
+from forage_queue.streams.client import StreamClient
+from forage_queue.streams.users import Role
+from forage_runtime.settings import Settings, load_settings
 
 HERE = Path(__file__).resolve().parent
 SIZES = (100, 1000, 10_000)

@@ -11,10 +11,8 @@ import random
 
 from workload import ANSWER_AT, MAX_RESPONSE, draw_length, draw_text
 
-from forage_common.settings import Settings
-from forage_common.streams.client import StreamClient
-from forage_common.text.chat_template import Chat
-from forage_common.v1.trajectory_pb2 import Policy, TemplateValues
+from forage_proto.v1.trajectory_pb2 import Policy, TemplateValues
+from forage_queue.streams.client import StreamClient
 from forage_rollout.background import supervise
 from forage_rollout.deployments.engine import EngineDeployment
 from forage_rollout.deployments.engine_links import open_door
@@ -23,6 +21,8 @@ from forage_rollout.deployments.replica import REDIS_TIMEOUT_S, CheckPace, build
 from forage_rollout.engine.engine_counts import EngineCounts, Meter
 from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
 from forage_rollout.loop.tokens import FileTokenizer
+from forage_runtime.settings import Settings
+from forage_runtime.text.chat_template import Chat
 
 TOKEN_VARIABLE = "FORAGE_SCALE_TOKEN_S"
 """Variable with the seconds from one token of a sequence to its next."""

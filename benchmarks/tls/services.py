@@ -17,10 +17,10 @@ from typing import Any
 
 import psutil
 
-from forage_common.clients.health import ask_service
-from forage_common.security.certificates import issue_certificate, make_authority
-from forage_common.security.tls import http_scheme
-from forage_common.settings import Settings
+from forage_runtime.clients.health import ask_service
+from forage_runtime.security.certificates import issue_certificate, make_authority
+from forage_runtime.security.tls import http_scheme
+from forage_runtime.settings import Settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PLAIN, TLS, MUTUAL = "plain text", "TLS", "mutual TLS + token"

@@ -25,14 +25,14 @@ from rich.console import Console
 from rich.table import Table
 from services import MUTUAL, PLAIN, TLS, WAYS, Stack, run_stacks
 
-from forage_common.clients.retriever import RetrieverClient
-from forage_common.clients.reward import RewardClient
-from forage_common.security.channels import open_channel
-from forage_common.security.tokens import open_token_file
-from forage_common.v1.retriever_pb2 import RetrieveRequest
-from forage_common.v1.retriever_pb2_grpc import RetrieverStub
-from forage_common.v1.reward_pb2 import ScoreItem
-from forage_common.v1.trajectory_pb2 import ROLE_ENV, ROLE_MODEL, ROLE_PROMPT, GroundTruth, Span
+from forage_proto.v1.retriever_pb2 import RetrieveRequest
+from forage_proto.v1.retriever_pb2_grpc import RetrieverStub
+from forage_proto.v1.reward_pb2 import ScoreItem
+from forage_proto.v1.trajectory_pb2 import ROLE_ENV, ROLE_MODEL, ROLE_PROMPT, GroundTruth, Span
+from forage_runtime.clients.retriever import RetrieverClient
+from forage_runtime.clients.reward import RewardClient
+from forage_runtime.security.channels import open_channel
+from forage_runtime.security.tokens import open_token_file
 
 CALLERS = 16
 GROUP = 8

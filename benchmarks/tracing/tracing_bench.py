@@ -18,15 +18,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from forage_common.clients.retriever import SearchResult
-from forage_common.settings import Settings, load_settings
-from forage_common.telemetry import tracing
-from forage_common.text.chat_template import Chat
-from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem
-from forage_common.v1.trajectory_pb2 import ChatMessage, Document, Prompt, Provenance, Score, Status, TemplateValues
+from forage_proto.v1.reward_pb2 import ScoredItem, ScoreItem
+from forage_proto.v1.trajectory_pb2 import ChatMessage, Document, Prompt, Provenance, Score, Status, TemplateValues
 from forage_rollout.agent import Agent
 from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
 from forage_rollout.loop.tokens import FileTokenizer
+from forage_runtime.clients.retriever import SearchResult
+from forage_runtime.settings import Settings, load_settings
+from forage_runtime.telemetry import tracing
+from forage_runtime.text.chat_template import Chat
 
 MODEL = Path(__file__).parents[2] / "models/tiny-policy"
 SEARCH, ANSWER = "<think>hm</think><search> who </search>", "<think>ah</think><answer> me </answer>"
@@ -117,7 +117,9 @@ def main() -> None:
         received = int(collector.communicate()[0])
     traced = SAMPLES * (options.rounds * options.groups + WARM) * (1 + MODES["on for 1 %"])
     statement = "with span('x', {'a': 1}): pass"
-    span_off_s = min(timeit.repeat(statement, "from forage_common.telemetry.tracing import span", number=LOOPS)) / LOOPS
+    span_off_s = (
+        min(timeit.repeat(statement, "from forage_runtime.telemetry.tracing import span", number=LOOPS)) / LOOPS
+    )
     medians = {mode: statistics.median(values) for mode, values in cost.items()}
     metrics: dict[str, Any] = {
         "trajectory_us": {mode: round(value, 1) for mode, value in medians.items()},

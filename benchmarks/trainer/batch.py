@@ -6,8 +6,8 @@ import random
 
 import plan
 
-from forage_common.settings import AlgorithmSettings
-from forage_common.v1.trajectory_pb2 import PolicySegment, Score, Status, Trajectory, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import PolicySegment, Score, Status, Trajectory, TrajectoryGroup
+from forage_runtime.settings import AlgorithmSettings
 from forage_trainer.data.selection import select_trajectories
 from forage_trainer.data.tensors import StepTensors, build_step_tensors
 

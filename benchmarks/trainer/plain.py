@@ -10,7 +10,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
-from forage_common.settings import ActorSettings
+from forage_runtime.settings import ActorSettings
 from forage_trainer.data.tensors import StepTensors
 
 

@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from forage_common.files import durable
-from forage_common.files.model_folder import WEIGHTS
-from forage_common.settings import Settings, load_settings
-from forage_common.stop import Stop
-from forage_common.streams.client import StreamClient
-from forage_common.telemetry.health import Health
+from forage_queue.streams.client import StreamClient
+from forage_runtime.files import durable
+from forage_runtime.files.model_folder import WEIGHTS
+from forage_runtime.settings import Settings, load_settings
+from forage_runtime.stop import Stop
+from forage_runtime.telemetry.health import Health
 from forage_trainer.waiting import RedisRetry
 from forage_trainer.weights.policy_store import PolicyStore
 from forage_trainer.weights.publisher import KEEP_NEWEST, Publisher

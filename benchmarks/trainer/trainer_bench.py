@@ -35,8 +35,8 @@ from rich.table import Table
 from service import free_base_port
 
 from forage_cli.local.stack import Program, Stack, find_interpreter, repository, shift_ports
-from forage_common.settings import load_settings
-from forage_common.streams.users import Role
+from forage_queue.streams.users import Role
+from forage_runtime.settings import load_settings
 
 HERE = Path(__file__).resolve().parent
 GROUPS = 16

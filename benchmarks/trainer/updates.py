@@ -16,7 +16,7 @@ from pathlib import Path
 import batch as made
 from plain import PlainActor, split_rows
 
-from forage_common.settings import Settings, load_settings
+from forage_runtime.settings import Settings, load_settings
 from forage_trainer.algorithms.estimators.grpo import grpo_outcome
 from forage_trainer.engine.cpu_engine import CACHE_TOKENS, cut_micro_batches
 from forage_trainer.engine.policy_worker import PolicyWorker

@@ -18,13 +18,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, SecuritySettings, Settings
-from forage_common.settings.rollout import WeightSettings
-from forage_common.telemetry.logs import configure_logs
-from forage_common.v1.trajectory_pb2 import Canary, Policy, PolicyFile
-from forage_policies.digests import compute_digest
+from forage_proto.v1.trajectory_pb2 import Canary, Policy, PolicyFile
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.loop.generation import Request
+from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, SecuritySettings, Settings
+from forage_runtime.settings.rollout import WeightSettings
+from forage_runtime.telemetry.logs import configure_logs
+from forage_weights.digests import compute_digest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROWS, TOKENS = 4, 64

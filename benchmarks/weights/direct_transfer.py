@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from forage_common.telemetry.logs import configure_logs
-from forage_policies.direct_sender import PIECE_BYTES, DirectSender
+from forage_runtime.telemetry.logs import configure_logs
+from forage_weights.direct_sender import PIECE_BYTES, DirectSender
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _DIGEST = "measured"

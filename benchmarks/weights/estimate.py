@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from forage_policies.direct import MOST_TRANSFERS
+from forage_weights.direct import MOST_TRANSFERS
 
 MODELS = {"7B": 7.6e9, "70B": 70.6e9}
 """Parameters."""

@@ -24,9 +24,9 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from forage_policies.delta import encode_delta, patch_files
-from forage_policies.digests import compute_digest
-from forage_policies.tensors import SUFFIX, Tensor, find_non_finite_tensors
+from forage_weights.delta import encode_delta, patch_files
+from forage_weights.digests import compute_digest
+from forage_weights.tensors import SUFFIX, Tensor, find_non_finite_tensors
 
 _TENSOR = 16 << 20
 """Elements of a tensor."""

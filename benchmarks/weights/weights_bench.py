@@ -41,10 +41,10 @@ from service import free_base_port, read_metrics
 
 from forage_cli.local.smollm2 import convert_gguf, fetch_gguf
 from forage_cli.local.stack import Program, Stack, find_interpreter, repository, shift_ports
-from forage_common.settings import Settings, load_settings
-from forage_common.streams.client import StreamClient
-from forage_common.streams.users import Role
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_proto.v1.trajectory_pb2 import Policy
+from forage_queue.streams.client import StreamClient
+from forage_queue.streams.users import Role
+from forage_runtime.settings import Settings, load_settings
 
 HERE = Path(__file__).resolve().parent
 WAYS = ("files", "direct", "s3")

@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import httpx
 
-from forage_common.clients.calls import MalformedReplyError, RefusedError, call
-from forage_common.clients.circuit import Circuit
-from forage_common.clients.outgoing import bound_replies
-from forage_common.clients.retriever import RetrieverClient
-from forage_common.settings import RolloutSettings
 from forage_rollout.environments import Action, Environment, Episode, Observation
+from forage_runtime.clients.calls import MalformedReplyError, RefusedError, call
+from forage_runtime.clients.circuit import Circuit
+from forage_runtime.clients.outgoing import bound_replies
+from forage_runtime.clients.retriever import RetrieverClient
+from forage_runtime.settings import RolloutSettings
 
 MAX_LENGTH = 500
 """Characters of a query."""

@@ -9,9 +9,9 @@ reward:
 
 from collections.abc import Mapping
 
-from forage_common.text.answers import em_check
 from forage_reward.parsing.answers import extract_solution
 from forage_reward.trajectory import GroundTruth, TrajectoryView
+from forage_runtime.text.answers import em_check
 
 
 def score(view: TrajectoryView, truth: GroundTruth, params: Mapping[str, object]) -> dict[str, float]:

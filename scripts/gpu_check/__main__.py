@@ -29,7 +29,7 @@ from rich.table import Table
 from stages import STAGES
 
 from forage_cli.local.nvidia import list_gpus
-from forage_common.errors import UserError
+from forage_runtime.errors import UserError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / "runs/gpu-check"

@@ -35,7 +35,7 @@ def find_model(findings: Findings) -> tuple[Path, str]:
         return repository() / "models/tiny-policy", "tiny-policy"
     from weights_bench import find_model
 
-    from forage_common.errors import UserError
+    from forage_runtime.errors import UserError
 
     try:
         return find_model(None), "SmolLM2-135M"

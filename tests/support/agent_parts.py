@@ -12,14 +12,14 @@ import grpc
 import pytest
 from scripted_engine import ScriptedEngine
 
-from forage_common.clients.retriever import RetrieverClient
-from forage_common.clients.reward import RewardClient
-from forage_common.settings import RewardSettings, RolloutSettings, Settings
-from forage_common.v1.reward_pb2 import ScoredItem, ScoreRequest, ScoreResponse
-from forage_common.v1.reward_pb2_grpc import RewardServicer, add_RewardServicer_to_server
-from forage_common.v1.trajectory_pb2 import Score, Status
+from forage_proto.v1.reward_pb2 import ScoredItem, ScoreRequest, ScoreResponse
+from forage_proto.v1.reward_pb2_grpc import RewardServicer, add_RewardServicer_to_server
+from forage_proto.v1.trajectory_pb2 import Score, Status
 from forage_rollout.agent import Agent
 from forage_rollout.links.pool import EnginePool
+from forage_runtime.clients.retriever import RetrieverClient
+from forage_runtime.clients.reward import RewardClient
+from forage_runtime.settings import RewardSettings, RolloutSettings, Settings
 
 
 class Library(ThreadingHTTPServer):

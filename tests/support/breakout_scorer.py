@@ -7,12 +7,12 @@ from pathlib import Path
 
 from breakout_targets import CODE, Targets
 
-from forage_common.settings import RewardRoute, UserReward
-from forage_common.settings.security import Sandbox
-from forage_common.v1 import reward_pb2, trajectory_pb2
+from forage_proto.v1 import reward_pb2, trajectory_pb2
 from forage_reward.isolation.user_rewards import UserRewards
 from forage_reward.registry import REWARDS
 from forage_reward.router import RewardRouter
+from forage_runtime.settings import RewardRoute, UserReward
+from forage_runtime.settings.security import Sandbox
 
 Score = Callable[..., trajectory_pb2.Score]
 OWN = """
@@ -116,7 +116,7 @@ def score(view, truth, params):
                 file.write(bytes(1 << 20))
         time.sleep(3600)
     if order == "forge_nan":
-        from forage_common.v1 import trajectory_pb2
+        from forage_proto.v1 import trajectory_pb2
 
         score = trajectory_pb2.Score(status=trajectory_pb2.STATUS_OK, reward="mine", total=float("nan"))
         frame = score.SerializeToString()

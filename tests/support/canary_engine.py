@@ -15,12 +15,12 @@ from typing import Any, Literal
 import pytest
 from policy_places import ANYWHERE_HERE
 
-from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
-from forage_common.settings.rollout import WeightSettings
-from forage_common.v1.trajectory_pb2 import Canary, Policy
+from forage_proto.v1.trajectory_pb2 import Canary, Policy
 from forage_rollout.engine import instance
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.loop.generation import Request
+from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
+from forage_runtime.settings.rollout import WeightSettings
 
 VERSIONS = itertools.count(1)
 _EXTENSION, _VARIABLE = "faulty_loads.FaultyWorkerExtension", "FORAGE_TEST_FAULT"

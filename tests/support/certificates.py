@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from forage_common.security.certificates import Authority, IssuedCertificate, issue_certificate, make_authority
+from forage_runtime.security.certificates import Authority, IssuedCertificate, issue_certificate, make_authority
 
 DAY = timedelta(days=1)
 

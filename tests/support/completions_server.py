@@ -20,10 +20,10 @@ from typing import Any
 
 import grpc
 
-from forage_common.v1.rollout_pb2 import GetStatusRequest, GetStatusResponse, RunRequest, RunResponse
-from forage_common.v1.rollout_pb2_grpc import RolloutServicer, add_RolloutServicer_to_server
-from forage_common.v1.trajectory_pb2 import Policy as Served
-from forage_common.v1.trajectory_pb2 import Prompt, Trajectory, TrajectoryGroup
+from forage_proto.v1.rollout_pb2 import GetStatusRequest, GetStatusResponse, RunRequest, RunResponse
+from forage_proto.v1.rollout_pb2_grpc import RolloutServicer, add_RolloutServicer_to_server
+from forage_proto.v1.trajectory_pb2 import Policy as Served
+from forage_proto.v1.trajectory_pb2 import Prompt, Trajectory, TrajectoryGroup
 
 ALPHABET = string.printable
 END_OF_TURN = "<|im_end|>"

@@ -15,9 +15,9 @@ from fastapi import FastAPI
 from starlette.datastructures import State
 from upath import UPath
 
-from forage_common.settings import ConsoleSettings, Settings
 from forage_console.app import make_app
 from forage_console.context import Console
+from forage_runtime.settings import ConsoleSettings, Settings
 
 
 @functools.cache

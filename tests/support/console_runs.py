@@ -19,8 +19,7 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
-from forage_common.settings import load_settings
-from forage_common.v1.trajectory_pb2 import (
+from forage_proto.v1.trajectory_pb2 import (
     ActionKind,
     Component,
     Document,
@@ -36,6 +35,7 @@ from forage_common.v1.trajectory_pb2 import (
     Turn,
 )
 from forage_records.step_file import Fate, GroupFate, StepRow, step_file_path, write_step
+from forage_runtime.settings import load_settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL = REPOSITORY / "models/tiny-policy"

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from forage_cli.runs.history import Report, check
+from forage_queue.checker.check import Report, check
 
 T = TypeVar("T")
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from waiting import WAIT_S, wait_until
 
-from forage_common.v1.trajectory_pb2 import Policy, PolicyPart
+from forage_proto.v1.trajectory_pb2 import Policy, PolicyPart
 
 SOON_S = WAIT_S
 Start = Callable[..., Any]
@@ -228,7 +228,7 @@ def occupy(trainer: Process, source: Path, name: str = "w") -> None:
     """Take a place of a trainer for as long as its patience lasts: nobody joins the transfer that is asked for here."""
     from torch.distributed import TCPStore
 
-    from forage_policies.direct import REQUESTS, Request, name_answer
+    from forage_weights.direct import REQUESTS, Request, name_answer
 
     store = TCPStore("127.0.0.1", trainer.hello["port"], None, False, timedelta(seconds=SOON_S), wait_for_workers=False)
     request = Request(uuid.uuid4().hex, ((name, source.stat().st_size),))

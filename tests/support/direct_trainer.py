@@ -14,8 +14,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from forage_common.telemetry.logs import configure_logs
-from forage_policies.direct_sender import DirectSender
+from forage_runtime.telemetry.logs import configure_logs
+from forage_weights.direct_sender import DirectSender
 
 
 def main() -> None:

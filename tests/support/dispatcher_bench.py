@@ -13,14 +13,14 @@ import pytest
 import redis
 from waiting import WAIT_S, wait_until_async
 
-from forage_common.settings import DataSettings, RedisSettings, RolloutSettings, Settings
-from forage_common.streams.client import StreamClient
-from forage_common.streams.packing import pack_group
-from forage_common.v1.packed_pb2 import PackedGroup
-from forage_common.v1.trajectory_pb2 import Policy, Prompt, Replica, Trajectory, TrajectoryGroup
+from forage_proto.v1.packed_pb2 import PackedGroup
+from forage_proto.v1.trajectory_pb2 import Policy, Prompt, Replica, Trajectory, TrajectoryGroup
+from forage_queue.streams.client import StreamClient
 from forage_rollout import dispatcher, served
 from forage_rollout.concurrency import AskCounts
 from forage_rollout.dispatcher import Dispatcher
+from forage_runtime.settings import DataSettings, RedisSettings, RolloutSettings, Settings
+from forage_trajectory.packing import pack_group
 
 FIRST = Policy(version=1, epoch=1)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from forage_common import service
+from forage_runtime import service
 from forage_trainer import __main__ as trainer
 from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.pending import PendingSteps

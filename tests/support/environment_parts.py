@@ -7,10 +7,10 @@ from typing import Any
 from rollout_backend import OneDocumentRetriever, OnePointReward
 from scripted_engine import ScriptedEngine
 
-from forage_common.settings import EngineSettings, EnvironmentRoute, RolloutSettings, Settings
-from forage_common.settings.security import SecuritySettings
-from forage_common.v1.trajectory_pb2 import ChatMessage, Prompt, Purpose, Trajectory
+from forage_proto.v1.trajectory_pb2 import ChatMessage, Prompt, Purpose, Trajectory
 from forage_rollout.agent import Agent
+from forage_runtime.settings import EngineSettings, EnvironmentRoute, RolloutSettings, Settings
+from forage_runtime.settings.security import SecuritySettings
 
 SIZES = {"max_start_length": 500, "max_prompt_length": 5000, "max_obs_length": 500, "max_response_length": 200}
 CASINO = """

@@ -16,10 +16,9 @@ import grpc
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from forage_common.streams.prompt_identity import build_group, with_prompt_identity
-from forage_common.v1.rollout_pb2 import GetStatusRequest, GetStatusResponse, RunRequest, RunResponse
-from forage_common.v1.rollout_pb2_grpc import RolloutServicer, add_RolloutServicer_to_server
-from forage_common.v1.trajectory_pb2 import (
+from forage_proto.v1.rollout_pb2 import GetStatusRequest, GetStatusResponse, RunRequest, RunResponse
+from forage_proto.v1.rollout_pb2_grpc import RolloutServicer, add_RolloutServicer_to_server
+from forage_proto.v1.trajectory_pb2 import (
     ActionKind,
     Component,
     Policy,
@@ -33,6 +32,7 @@ from forage_common.v1.trajectory_pb2 import (
     Trajectory,
     Turn,
 )
+from forage_queue.streams.prompt_identity import build_group, with_prompt_identity
 
 CAPITALS = {"Norway": "Oslo", "Italy": "Rome", "Mongolia": "Ulan Bator", "Peru": "Lima", "Chad": "N'Djamena"}
 PASSAGE = '"{0}"\nThe capital is {1}. <answer> {1} </answer>'

@@ -11,12 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forage_common.clients.retriever import SearchResult
-from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
-from forage_common.text.chat_template import Chat
-from forage_common.text.search_prompt import format_search_prompt
-from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem
-from forage_common.v1.trajectory_pb2 import (
+from forage_proto.v1.reward_pb2 import ScoredItem, ScoreItem
+from forage_proto.v1.trajectory_pb2 import (
     ChatMessage,
     Document,
     Prompt,
@@ -32,6 +28,10 @@ from forage_rollout.agent import Agent
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
 from forage_rollout.loop.tokens import FileTokenizer
+from forage_runtime.clients.retriever import SearchResult
+from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
+from forage_runtime.text.chat_template import Chat
+from forage_runtime.text.search_prompt import format_search_prompt
 
 TOLERANCE = 1e-3
 """Largest difference of a log-probability of the engine and of a plain forward pass, both in float32."""

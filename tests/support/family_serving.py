@@ -18,11 +18,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
-from forage_common.v1.trajectory_pb2 import Canary
+from forage_proto.v1.trajectory_pb2 import Canary
 from forage_rollout.core.arguments import build_arguments, build_environment
 from forage_rollout.core.start_errors import describe_failure
 from forage_rollout.weights.canary import CanaryBounds
+from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 
 ENGINE = EngineSettings(max_model_len=128, max_num_seqs=4)
 _LIMIT_S = 120.0

@@ -15,7 +15,7 @@ from random_model import CONTROLS, build_tokenizer
 from structlog.testing import capture_logs
 from transformers import PreTrainedModel
 
-from forage_common.settings import load_settings
+from forage_runtime.settings import load_settings
 from forage_trainer.engine.engine_config import build_engine_config, build_model_config, resolve_engine
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.engine.spmd import Processes

@@ -12,18 +12,7 @@ from typing import Any
 
 import pytest
 
-from forage_common.clients.retriever import RetrieverClient
-from forage_common.clients.reward import RewardClient
-from forage_common.settings import (
-    RedisSettings,
-    RetrieverSettings,
-    RewardRoute,
-    RewardSettings,
-    RolloutSettings,
-    Settings,
-)
-from forage_common.text.chat_template import Chat
-from forage_common.v1.trajectory_pb2 import (
+from forage_proto.v1.trajectory_pb2 import (
     ChatMessage,
     GroundTruth,
     Prompt,
@@ -36,6 +25,17 @@ from forage_common.v1.trajectory_pb2 import (
 from forage_rollout.agent import Agent
 from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
 from forage_rollout.loop.tokens import FileTokenizer
+from forage_runtime.clients.retriever import RetrieverClient
+from forage_runtime.clients.reward import RewardClient
+from forage_runtime.settings import (
+    RedisSettings,
+    RetrieverSettings,
+    RewardRoute,
+    RewardSettings,
+    RolloutSettings,
+    Settings,
+)
+from forage_runtime.text.chat_template import Chat
 
 SEARCH, ANSWER = "<think>hm</think><search> who </search>", "<think>ah</think><answer> me </answer>"
 UNSCORED = Purpose.PURPOSE_ASK

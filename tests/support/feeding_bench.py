@@ -9,12 +9,12 @@ import pytest
 from trainer_parts import make_group
 from waiting import WAIT_S
 
-from forage_common.settings import RedisSettings, Settings, load_settings
-from forage_common.stop import Stop
-from forage_common.streams.client import GROUP, StreamClient
-from forage_common.telemetry.health import Health
-from forage_common.v1.trajectory_pb2 import GroundTruth, Prompt, Status, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import GroundTruth, Prompt, Status, TrajectoryGroup
+from forage_queue.streams.client import GROUP, StreamClient
 from forage_records.questions import Question
+from forage_runtime.settings import RedisSettings, Settings, load_settings
+from forage_runtime.stop import Stop
+from forage_runtime.telemetry.health import Health
 from forage_trainer.columns.decoder import GroupDecoder
 from forage_trainer.data.batcher import Batch, Batcher
 from forage_trainer.data.dataset import Batches

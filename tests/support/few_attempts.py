@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forage_common.clients import calls
+from forage_runtime.clients import calls
 
 HOUR_S = 3600.0
 

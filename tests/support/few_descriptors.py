@@ -12,12 +12,12 @@ import uvicorn
 from grpc_health.v1 import health as grpc_health
 from grpc_health.v1 import health_pb2_grpc
 
-from forage_common.addresses import bind, join_address, listen
-from forage_common.security.call_limits import limit_connections
-from forage_common.security.http.server import make_protocol
-from forage_common.settings import TlsSettings
-from forage_common.telemetry.health import Health, serve_health
-from forage_common.telemetry.logs import configure_logs
+from forage_runtime.addresses import bind, join_address, listen
+from forage_runtime.security.call_limits import limit_connections
+from forage_runtime.security.http.server import make_protocol
+from forage_runtime.settings import TlsSettings
+from forage_runtime.telemetry.health import Health, serve_health
+from forage_runtime.telemetry.logs import configure_logs
 
 FILES = 64
 

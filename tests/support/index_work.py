@@ -9,8 +9,8 @@ from pathlib import Path
 
 from waiting import wait_until
 
-from forage_common.errors import DataError, UserError
 from forage_retriever.index.progress import Report
+from forage_runtime.errors import DataError, UserError
 
 
 def note(folder: Path, name: str, report: Report) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from forage_common.security.signatures import SIGNING_KEY, VERIFY_KEY, RunSignatures, write_key_pair
-from forage_common.settings import SecuritySettings
+from forage_runtime.security.signatures import SIGNING_KEY, VERIFY_KEY, RunSignatures, write_key_pair
+from forage_runtime.settings import SecuritySettings
 
 
 def make_keys(folder: Path, **settings: Any) -> SecuritySettings:

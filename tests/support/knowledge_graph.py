@@ -15,11 +15,11 @@ import pytest
 from scripted_engine import ScriptedEngine
 from waiting import wait_until
 
-from forage_common.clients.retriever import RetrieverClient
-from forage_common.clients.reward import RewardClient
-from forage_common.settings import EngineSettings, EnvironmentRoute, RewardSettings, RolloutSettings, Settings
-from forage_common.v1.trajectory_pb2 import ChatMessage, GroundTruth, Prompt, Trajectory
+from forage_proto.v1.trajectory_pb2 import ChatMessage, GroundTruth, Prompt, Trajectory
 from forage_rollout.agent import Agent
+from forage_runtime.clients.retriever import RetrieverClient
+from forage_runtime.clients.reward import RewardClient
+from forage_runtime.settings import EngineSettings, EnvironmentRoute, RewardSettings, RolloutSettings, Settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLE = REPOSITORY / "examples/knowledge_graph"

@@ -17,12 +17,12 @@ from typing import Any
 
 from char_codec import CharCodec
 
-from forage_common.text.chat_template import Chat
-from forage_common.v1.trajectory_pb2 import TemplateValues
+from forage_proto.v1.trajectory_pb2 import TemplateValues
 from forage_rollout.links.frames import HEADER
 from forage_rollout.links.link import Door
 from forage_rollout.links.server import EngineServer
 from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
+from forage_runtime.text.chat_template import Chat
 
 KEY = b"k" * 32
 LINES = ("<search>one</search>", "<search>two</search>", "<answer>a</answer>")

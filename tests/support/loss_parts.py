@@ -10,8 +10,8 @@ from tensordict import TensorDict
 from trainer_parts import PROMPT_TOKENS, build_trajectory
 from verl.utils import tensordict_utils as tu
 
-from forage_common.settings import ActorSettings, AlgorithmSettings, CorrectionSettings
-from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
+from forage_runtime.settings import ActorSettings, AlgorithmSettings, CorrectionSettings
 from forage_trainer.data.selection import select_trajectories
 from forage_trainer.data.tensors import StepTensors, build_step_tensors
 from forage_trainer.engine.actor_loss import ActorLoss, build_actor_config

@@ -25,8 +25,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as Message
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from waiting import wait_until
 
-from forage_common.settings import load_settings
-from forage_common.telemetry import tracing
+from forage_runtime.settings import load_settings
+from forage_runtime.telemetry import tracing
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from trainer_parts import build_trajectory
 
-from forage_common.settings import AlgorithmSettings
-from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
+from forage_runtime.settings import AlgorithmSettings
 from forage_trainer.data.selection import select_trajectories
 from forage_trainer.data.tensors import StepTensors, build_step_tensors
 

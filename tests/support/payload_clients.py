@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forage_common.settings import RedisSettings, Settings, load_settings
-from forage_common.streams.client import StreamClient
-from forage_common.streams.payloads import Payloads
+from forage_queue.streams.client import StreamClient
+from forage_queue.streams.payloads import Payloads
+from forage_runtime.settings import RedisSettings, Settings, load_settings
 
 
 def load_payload_settings(server: RedisSettings, folder: Path, inline_bytes: int) -> Settings:

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from forage_common.v1.trajectory_pb2 import Policy, PolicyFile, PolicyPart
-from forage_policies.cache import Held
-from forage_policies.delta import encode_delta
-from forage_policies.digests import compute_content, compute_digest
-from forage_policies.storage import put_files
-from forage_policies.tensors import open_tensors
+from forage_proto.v1.trajectory_pb2 import Policy, PolicyFile, PolicyPart
+from forage_weights.cache import Held
+from forage_weights.delta import encode_delta
+from forage_weights.digests import compute_content, compute_digest
+from forage_weights.storage import put_files
+from forage_weights.tensors import open_tensors
 
 DTYPES = {1: "U8", 2: "BF16", 4: "F32", 8: "F64"}
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from forage_common.v1.trajectory_pb2 import Policy
-from forage_policies import cache, delta
-from forage_policies.announcement import PolicyError
-from forage_policies.cache import PolicyCache
+from forage_proto.v1.trajectory_pb2 import Policy
+from forage_weights import cache, delta
+from forage_weights.announcement import PolicyError
+from forage_weights.cache import PolicyCache
 
 _patching = vars(delta)["os"] = SimpleNamespace(**vars(os))  # its own: other modules write files, too
 INSTANTS: dict[str, tuple[Any, str]] = {

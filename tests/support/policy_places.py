@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from forage_common.settings import SecuritySettings
+from forage_runtime.settings import SecuritySettings
 
 ANYWHERE_HERE = SecuritySettings(allowed_addresses=("/",))

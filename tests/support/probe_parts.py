@@ -14,10 +14,10 @@ from rich.console import Console
 
 from forage_cli.local import serving
 from forage_cli.local.stack import Program, shift_ports
-from forage_common.settings import Settings, load_settings
-from forage_common.v1.trajectory_pb2 import ActionKind, GroundTruth, Role, Score, Span, Status, Trajectory, Turn
 from forage_probe.contexts import CONNECTIVE
 from forage_probe.prober import ProbePlan
+from forage_proto.v1.trajectory_pb2 import ActionKind, GroundTruth, Role, Score, Span, Status, Trajectory, Turn
+from forage_runtime.settings import Settings, load_settings
 
 REPOSITORY = Path(__file__).parents[2]
 FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()", "probe"]

@@ -18,10 +18,10 @@ from trainer_parts import ScriptedRollout, write_model, write_questions
 
 from forage_cli.local import serving
 from forage_cli.local.stack import Program
-from forage_common.settings import Settings, load_settings
-from forage_common.v1.rollout_pb2 import GetStatusRequest, GetStatusResponse, RunRequest, RunResponse
-from forage_common.v1.rollout_pb2_grpc import RolloutServicer, add_RolloutServicer_to_server
-from forage_common.v1.trajectory_pb2 import (
+from forage_probe.contexts import CONNECTIVE
+from forage_proto.v1.rollout_pb2 import GetStatusRequest, GetStatusResponse, RunRequest, RunResponse
+from forage_proto.v1.rollout_pb2_grpc import RolloutServicer, add_RolloutServicer_to_server
+from forage_proto.v1.trajectory_pb2 import (
     ActionKind,
     Policy,
     PolicySegment,
@@ -34,8 +34,8 @@ from forage_common.v1.trajectory_pb2 import (
     TrajectoryGroup,
     Turn,
 )
-from forage_probe.contexts import CONNECTIVE
 from forage_records.questions import read_questions
+from forage_runtime.settings import Settings, load_settings
 from forage_trainer.reporting.progress import StateFile
 from forage_trainer.validation.probe import ValidationProbe
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from forage_common.settings import PublishSettings, RedisSettings
-from forage_common.stop import Stop
-from forage_common.streams.client import StreamClient
-from forage_common.telemetry.health import Health
-from forage_common.telemetry.logs import configure_logs
+from forage_queue.streams.client import StreamClient
+from forage_runtime.settings import PublishSettings, RedisSettings
+from forage_runtime.stop import Stop
+from forage_runtime.telemetry.health import Health
+from forage_runtime.telemetry.logs import configure_logs
 from forage_trainer.waiting import RedisRetry
 from forage_trainer.weights.policy_store import PolicyStore
 from forage_trainer.weights.publisher import Publisher

@@ -13,7 +13,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from waiting import wait_until
 
-from forage_common.settings import RedisSettings
+from forage_runtime.settings import RedisSettings
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 

@@ -11,9 +11,9 @@ from waiting import wait_until
 
 from forage_cli.local.stack import Program, Stack
 from forage_cli.main import app
-from forage_common.errors import SettingsError, UnavailableError
-from forage_common.settings import Settings, load_settings
-from forage_common.streams.client import StreamClient
+from forage_queue.streams.client import StreamClient
+from forage_runtime.errors import SettingsError, UnavailableError
+from forage_runtime.settings import Settings, load_settings
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from spmd_process import build_rows
 
-from forage_common.settings import Settings, load_settings
+from forage_runtime.settings import Settings, load_settings
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.engine.spmd import follow
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from retriever_parts import write_corpus
 
-from forage_common.settings import RetrievalMode, RetrieverSettings
 from forage_retriever.corpus import read
 from forage_retriever.corpus.store import Corpus
 from forage_retriever.index import load as index
 from forage_retriever.index.load import Index
+from forage_runtime.settings import RetrievalMode, RetrieverSettings
 
 ROWS: list[dict[str, Any]] = [
     {"id": "n", "contents": '"Norway"\nThe capital of Norway is Oslo. The currency of Norway is Krone.'},

@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from forage_common.errors import UnavailableError
 from forage_retriever.corpus.read import Passage
 from forage_retriever.corpus.store import Corpus, CorpusWriter
 from forage_retriever.hits import Filters, Hit, Searcher
 from forage_retriever.index.load import Index
 from forage_retriever.serve.retrieval import Results, Retrieval
 from forage_retriever.serve.source import LocalSource
+from forage_runtime.errors import UnavailableError
 
 DEFAULT_TOPK = 3
 LONG_S = 300.0

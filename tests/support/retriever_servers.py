@@ -12,14 +12,14 @@ from prometheus_client import REGISTRY
 from retriever_parts import DEFAULT_TOPK, LONG_S
 from waiting import WAIT_S, wait_until_async
 
-from forage_common.settings import RetrievalMode, RetrieverSettings, Settings
-from forage_common.telemetry.health import Health
 from forage_retriever.index.load import Index
 from forage_retriever.serve.front import Front
 from forage_retriever.serve.grpc_api import GrpcServer
 from forage_retriever.serve.http_api import make_app
 from forage_retriever.serve.retrieval import Retrieval
 from forage_retriever.serve.source import LocalSource
+from forage_runtime.settings import RetrievalMode, RetrieverSettings, Settings
+from forage_runtime.telemetry.health import Health
 
 
 def count_queued() -> int:

@@ -13,7 +13,7 @@ import httpx
 from service_process import StartService
 from waiting import WAIT_S
 
-from forage_common.v1 import retriever_pb2, retriever_pb2_grpc
+from forage_proto.v1 import retriever_pb2, retriever_pb2_grpc
 
 TITLES = ["Norway", "Oslo", "Kandy", "Kandi", "São Paulo"]
 

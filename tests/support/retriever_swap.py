@@ -15,8 +15,8 @@ import httpx
 import pytest
 from waiting import WAIT_S, wait_until
 
-from forage_common.settings import RetrievalMode, RetrieverSettings
 from forage_retriever.index.cache import build_cached
+from forage_runtime.settings import RetrievalMode, RetrieverSettings
 
 CLIENTS = 4
 

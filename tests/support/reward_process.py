@@ -13,7 +13,7 @@ import grpc
 import psutil
 from waiting import WAIT_S, wait_until
 
-from forage_common.v1 import reward_pb2, reward_pb2_grpc, trajectory_pb2
+from forage_proto.v1 import reward_pb2, reward_pb2_grpc, trajectory_pb2
 
 
 @dataclass(frozen=True)

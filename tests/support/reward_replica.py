@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import grpc
 
-from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem, ScoreRequest, ScoreResponse
-from forage_common.v1.reward_pb2_grpc import RewardServicer, add_RewardServicer_to_server
+from forage_proto.v1.reward_pb2 import ScoredItem, ScoreItem, ScoreRequest, ScoreResponse
+from forage_proto.v1.reward_pb2_grpc import RewardServicer, add_RewardServicer_to_server
 
 ITEMS = [ScoreItem(trajectory_id="t")]
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import grpc
 
-from forage_common.v1.reward_pb2 import DescribeRequest, DescribeResponse, RewardDescription, RewardUse
-from forage_common.v1.reward_pb2_grpc import RewardServicer, add_RewardServicer_to_server
+from forage_proto.v1.reward_pb2 import DescribeRequest, DescribeResponse, RewardDescription, RewardUse
+from forage_proto.v1.reward_pb2_grpc import RewardServicer, add_RewardServicer_to_server
 
 
 class _Routes(RewardServicer):

@@ -9,9 +9,9 @@ from typing import Any
 
 from certificates import Issuer
 
-from forage_common.clients.reward import RewardClient
-from forage_common.settings import RewardSettings, RolloutSettings, Settings, TlsSettings
-from forage_common.v1 import reward_pb2, trajectory_pb2
+from forage_proto.v1 import reward_pb2, trajectory_pb2
+from forage_runtime.clients.reward import RewardClient
+from forage_runtime.settings import RewardSettings, RolloutSettings, Settings, TlsSettings
 
 TOKEN, NEXT, WRONG = "the-secret-of-today", "the-secret-of-tomorrow", "a-secret-of-nobody"
 NO_TLS = TlsSettings()

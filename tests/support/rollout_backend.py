@@ -7,13 +7,9 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forage_common.clients.retriever import SearchResult
-from forage_common.errors import UnavailableError
-from forage_common.settings import Settings
-from forage_common.text.chat_template import Chat
-from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem
-from forage_common.v1.rollout_pb2 import RunStreamResponse
-from forage_common.v1.trajectory_pb2 import (
+from forage_proto.v1.reward_pb2 import ScoredItem, ScoreItem
+from forage_proto.v1.rollout_pb2 import RunStreamResponse
+from forage_proto.v1.trajectory_pb2 import (
     Document,
     Policy,
     Prompt,
@@ -29,6 +25,10 @@ from forage_rollout.engine.openai import ResponseHead
 from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
 from forage_rollout.metrics import Snapshot
 from forage_rollout.serve.backend import RefusedPolicyError
+from forage_runtime.clients.retriever import SearchResult
+from forage_runtime.errors import UnavailableError
+from forage_runtime.settings import Settings
+from forage_runtime.text.chat_template import Chat
 
 LINES = ("<think>hm</think><search> who </search>", "<answer> me </answer>")
 

@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 import waiting
 
-from forage_common.streams.client import StreamClient
-from forage_common.text.search_prompt import format_search_prompt
-from forage_common.v1.trajectory_pb2 import ChatMessage, GroundTruth, Policy, Prompt, Sampling, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import ChatMessage, GroundTruth, Policy, Prompt, Sampling, TrajectoryGroup
+from forage_queue.streams.client import StreamClient
+from forage_runtime.text.search_prompt import format_search_prompt
 
 START_S = 400.0
 ADDRESSES = (

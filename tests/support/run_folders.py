@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forage_common.settings import Settings
 from forage_records.run_folder import RunFolder
+from forage_runtime.settings import Settings
 
 Row = Mapping[str, Any]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from forage_common.settings import ReplicaSettings, Settings
 from forage_rollout.deployments.cluster import LocalCluster
+from forage_runtime.settings import ReplicaSettings, Settings
 
 REPLICAS = 2
 

@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from forage_common.text.chat_template import Chat
-from forage_common.v1.trajectory_pb2 import TemplateValues
+from forage_proto.v1.trajectory_pb2 import TemplateValues
 from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
+from forage_runtime.text.chat_template import Chat
 
 
 @dataclass

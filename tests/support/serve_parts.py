@@ -12,11 +12,7 @@ from typing import Any, NamedTuple
 from ray import serve
 from waiting import wait_until_async
 
-from forage_common.settings import ReplicaSettings, Settings
-from forage_common.telemetry.logs import get_logger
-from forage_common.text.chat_template import Chat
-from forage_common.v1.trajectory_pb2 import Policy, TemplateValues
-from forage_policies.announcement import PolicyError
+from forage_proto.v1.trajectory_pb2 import Policy, TemplateValues
 from forage_rollout.deployments.application import build_engine_deployment
 from forage_rollout.deployments.autoscaling import ONGOING
 from forage_rollout.deployments.engine import EngineDeployment
@@ -27,6 +23,10 @@ from forage_rollout.engine.leases import Leases
 from forage_rollout.links.pool import EnginePool
 from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
 from forage_rollout.weights.policy import NotServingError
+from forage_runtime.settings import ReplicaSettings, Settings
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.text.chat_template import Chat
+from forage_weights.announcement import PolicyError
 
 
 class Inside(NamedTuple):

@@ -10,7 +10,7 @@ import pytest
 import redis
 from redis_process import RedisProcess
 
-from forage_common.settings import RedisSettings
+from forage_runtime.settings import RedisSettings
 
 
 @pytest.fixture(scope="session")

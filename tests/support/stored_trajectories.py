@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from forage_common.v1.trajectory_pb2 import (
+from forage_proto.v1.trajectory_pb2 import (
     Component,
     GroundTruth,
     Role,

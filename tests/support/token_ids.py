@@ -30,7 +30,7 @@ def list_ids(service: str, folder: Path, corpus: dict[str, Any]) -> dict[str, An
         ]
         lengths = [len(prompt.token_ids) for prompt in prompts]
     else:
-        from forage_common.settings import Settings
+        from forage_runtime.settings import Settings
         from forage_trainer.chats.chat_tokenizer import ChatTokenizer
 
         own = ChatTokenizer(Settings(model={"path": folder}))

@@ -13,10 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from waiting import WAIT_S
 
-from forage_common.settings import RedisSettings
-from forage_common.streams.client import Entry, StreamClient
-from forage_common.streams.prompt_identity import build_group
-from forage_common.v1.trajectory_pb2 import (
+from forage_proto.v1.trajectory_pb2 import (
     Component,
     Policy,
     PolicySegment,
@@ -30,6 +27,9 @@ from forage_common.v1.trajectory_pb2 import (
     Trajectory,
     TrajectoryGroup,
 )
+from forage_queue.streams.client import Entry, StreamClient
+from forage_queue.streams.prompt_identity import build_group
+from forage_runtime.settings import RedisSettings
 from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.manifest import ConsumedStep, Stateful
 

@@ -15,8 +15,8 @@ from reward_routes import serve_routes
 from trainer_parts import ScriptedRollout, read_lines, write_model, write_questions
 from waiting import wait_until
 
-from forage_common.settings import RedisSettings
-from forage_common.streams.client import StreamClient
+from forage_queue.streams.client import StreamClient
+from forage_runtime.settings import RedisSettings
 
 BATCH = 3
 LIMIT_S = 500.0

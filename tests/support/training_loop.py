@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from trainer_parts import ScriptedRollout, read_lines, write_model, write_questions
 
-from forage_common.settings import RedisSettings, Settings, load_settings
-from forage_common.stop import Stop
-from forage_common.streams.client import StreamClient
-from forage_common.streams.payloads import Payloads
-from forage_common.telemetry.health import Health
+from forage_queue.streams.client import StreamClient
+from forage_queue.streams.payloads import Payloads
 from forage_records.questions import read_questions
+from forage_runtime.settings import RedisSettings, Settings, load_settings
+from forage_runtime.stop import Stop
+from forage_runtime.telemetry.health import Health
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.loop import TrainingLoop
 

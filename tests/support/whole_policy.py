@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_proto.v1.trajectory_pb2 import Policy
 
 
 def announce_whole(folder: Path, uri: str, version: int = 1) -> Policy:

@@ -9,10 +9,10 @@ from enum import StrEnum
 
 from transformers import PreTrainedTokenizerBase
 
-from forage_common.text.search_prompt import format_search_prompt
 from forage_models.tiny_policy.facts import Document, Episode, draw_distractor
 from forage_models.tiny_policy.names import Namer
 from forage_models.tiny_policy.tokenizer import FEEDBACK, TURN_END
+from forage_runtime.text.search_prompt import format_search_prompt
 
 
 class Mode(StrEnum):

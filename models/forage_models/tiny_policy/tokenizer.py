@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import Qwen2Tokenizer
 
-from forage_common.text.search_prompt import PROMPT_PREFIX
+from forage_runtime.text.search_prompt import PROMPT_PREFIX
 
 VOCABULARY = 1024
 """All tokens: 3 special, the added ones below, 256 bytes, and BPE merges for the rest."""

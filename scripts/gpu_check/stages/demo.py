@@ -13,7 +13,7 @@ def run(findings: Findings) -> None:
     """Train by the demo's recipe, whole where there is a GPU."""
     from forage_cli.local.demo import CONFIG
     from forage_cli.local.stack import repository
-    from forage_common.settings import load_settings
+    from forage_runtime.settings import load_settings
 
     if not findings.has_gpu:
         check_groups(findings, "demo", run_training("demo", STEPS), STEPS)

@@ -15,7 +15,7 @@ from forage_cli.local.stack import Program, repository
 from forage_cli.planning.assumptions import GIB
 from forage_cli.planning.plan import Request, make_plan
 from forage_cli.planning.shapes import read_shape
-from forage_common.settings import load_settings
+from forage_runtime.settings import load_settings
 
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 ROWS = (2, 4, 0)

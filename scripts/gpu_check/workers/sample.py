@@ -12,9 +12,9 @@ import sys
 import time
 from typing import Any
 
-from forage_common.settings import load_settings
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.loop.generation import Generation, Request
+from forage_runtime.settings import load_settings
 
 PROMPTS = 32
 QUESTION = (

@@ -18,11 +18,11 @@ import faiss
 import numpy as np
 import torch
 
-from forage_common.settings import EncoderPrecision, RetrieverSettings
 from forage_retriever.encoders import conventions, model_folder
 from forage_retriever.encoders.torch_encoder import TorchEncoder
 from forage_retriever.search import faiss_build, faiss_gpu
 from forage_retriever.search.vector_index import VectorIndex
+from forage_runtime.settings import EncoderPrecision, RetrieverSettings
 
 K, NPROBE = 10, 16
 CENTRES = 1_000
@@ -100,8 +100,8 @@ def measure(call: Any, queries: int) -> float:
 
 def compare_encoders() -> dict[str, Any]:
     """The bundled encoder in ONNX on the CPU against torch on the GPU, or on the CPU, in fp32 and fp16."""
-    from forage_common.settings import load_settings
     from forage_retriever.encoders.factory import create_encoder
+    from forage_runtime.settings import load_settings
 
     settings = load_settings(overrides=["retriever.encoder.precision=fp32", "retriever.device=cpu"], environ={})
     onnx = create_encoder(settings.retriever)

@@ -18,7 +18,7 @@ import batch as made
 import numpy as np
 import torch
 
-from forage_common.settings import AdvantageEstimator, load_settings
+from forage_runtime.settings import AdvantageEstimator, load_settings
 from forage_trainer.algorithms.estimators.gae import gae
 from forage_trainer.algorithms.estimators.grpo import grpo_outcome
 from forage_trainer.data.tensors import StepTensors
@@ -43,7 +43,7 @@ def collect_gradients(worker: Any) -> dict[str, np.ndarray[Any, Any]]:
 
 def make_long(groups: int, samples: int, length: int, vocabulary: int, settings: Any) -> StepTensors:
     """Rows of one length with tokens of the whole vocabulary: what a benchmark of speed needs."""
-    from forage_common.v1.trajectory_pb2 import PolicySegment, Score, Status, Trajectory, TrajectoryGroup
+    from forage_proto.v1.trajectory_pb2 import PolicySegment, Score, Status, Trajectory, TrajectoryGroup
     from forage_trainer.data.selection import select_trajectories
     from forage_trainer.data.tensors import build_step_tensors
 

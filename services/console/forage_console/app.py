@@ -6,8 +6,6 @@ from fastapi import FastAPI
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 from starlette.types import ASGIApp
 
-from forage_common import __version__
-from forage_common.telemetry.health import Health
 from forage_console.api import comparison, questions, runs, services, trajectories
 from forage_console.context import Console
 from forage_console.models.base import Problem
@@ -17,6 +15,8 @@ from forage_console.problems import add_problems
 from forage_console.security.access import Access
 from forage_console.security.guard import Guard
 from forage_console.security.login import make_login
+from forage_runtime import __version__
+from forage_runtime.telemetry.health import Health
 
 _COMPRESSION = 4
 """Of gzip's nine levels: a page of a step takes a quarter of the time of the highest, and 5 % more bytes."""

@@ -10,8 +10,8 @@ from typing import Annotated
 from fastapi import Depends, Request
 from upath import UPath
 
-from forage_common.settings import Settings
 from forage_console.errors import NotFoundError
+from forage_runtime.settings import Settings
 
 _MAX_NAME_BYTES = 255
 """Of a file or folder, on the file systems of Linux."""

@@ -1,6 +1,6 @@
 """Errors of requests. Their one sentence is what a page shows; `app` decides on the status of the reply."""
 
-from forage_common.errors import UserError
+from forage_runtime.errors import UserError
 
 
 class NotFoundError(UserError):

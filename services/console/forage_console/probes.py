@@ -6,8 +6,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from forage_common.telemetry.health import Health
-from forage_common.telemetry.waits import list_waits
+from forage_runtime.telemetry.health import Health
+from forage_runtime.telemetry.waits import list_waits
 
 
 def make_probes(health: Health, runs_digest: str) -> APIRouter:

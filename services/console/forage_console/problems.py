@@ -10,10 +10,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from forage_common.clients.calls import RefusedError
-from forage_common.errors import ForageError, UnavailableError
 from forage_console.errors import NotFoundError
 from forage_console.models.base import Problem
+from forage_runtime.clients.calls import RefusedError
+from forage_runtime.errors import ForageError, UnavailableError
 
 _SHOWN = 80
 _LONGEST = 600

@@ -12,16 +12,16 @@ from collections.abc import Iterator
 import uvicorn
 from upath import UPath
 
-from forage_common.addresses import listen
-from forage_common.errors import UserError
-from forage_common.security.http.server import make_protocol
-from forage_common.security.tls import check_server
-from forage_common.settings import Settings
-from forage_common.telemetry.health import Health
-from forage_common.telemetry.logs import get_logger
 from forage_console.app import make_site
 from forage_console.context import Console
 from forage_console.security.access import WIRE, check_exposure
+from forage_runtime.addresses import listen
+from forage_runtime.errors import UserError
+from forage_runtime.security.http.server import make_protocol
+from forage_runtime.security.tls import check_server
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry.health import Health
+from forage_runtime.telemetry.logs import get_logger
 
 DRAIN_S = 1
 """Streams of events have no end of their own."""

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 
-from forage_common.errors import UserError
-from forage_common.files import durable
-from forage_common.telemetry.logs import get_logger
+from forage_runtime.errors import UserError
+from forage_runtime.files import durable
+from forage_runtime.telemetry.logs import get_logger
 
 _HASHED_BYTES = 2**20
 _STAGING_PREFIX = f".building-{socket.gethostname()}-"

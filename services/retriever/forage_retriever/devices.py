@@ -7,10 +7,10 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from forage_common.devices import count_cpus, find_cuda_version
-from forage_common.errors import SettingsError
-from forage_common.settings import RetrieverSettings
-from forage_common.telemetry.logs import get_logger
+from forage_runtime.devices import count_cpus, find_cuda_version
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import RetrieverSettings
+from forage_runtime.telemetry.logs import get_logger
 
 _DRIVER = "libcuda.so.1"
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE

@@ -1,9 +1,9 @@
 """`python -m forage_retriever.prepare [--config FILE] [key=value …]`: build the index ahead of the first start."""
 
-from forage_common.service import run_service
-from forage_common.settings import Settings
-from forage_common.telemetry.logs import get_logger
 from forage_retriever.index import load as index
+from forage_runtime.service import run_service
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry.logs import get_logger
 
 
 def prepare_index(settings: Settings) -> None:

@@ -10,12 +10,12 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from forage_common.text.answers import em_check, is_retrieval_correct
-from forage_common.text.console import TextConsole
 from forage_reward.parsing.answers import extract_observations, extract_solution
 from forage_reward.parsing.sequence import is_valid_sequence, walk
 from forage_reward.score import Score, Status
 from forage_reward.trajectory import GroundTruth, TrajectoryView
+from forage_runtime.text.answers import em_check, is_retrieval_correct
+from forage_runtime.text.console import TextConsole
 
 MAX_SHOWN = 200
 _EXCERPT = 60

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
-from forage_common.errors import SettingsError
 from forage_reward.reward import AnyReward, Scorer
 from forage_reward.rewards import countdown, em, f1, llm_judge, math, search_r1_format, structured, subem
+from forage_runtime.errors import SettingsError
 
 REWARDS: Mapping[str, AnyReward] = {
     reward.name: reward

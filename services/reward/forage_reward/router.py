@@ -10,9 +10,7 @@ from typing import NamedTuple
 
 from prometheus_client import Counter
 
-from forage_common.settings import RewardComponent, RewardRoute
-from forage_common.telemetry.logs import get_logger
-from forage_common.v1 import reward_pb2, trajectory_pb2
+from forage_proto.v1 import reward_pb2, trajectory_pb2
 from forage_reward import registry
 from forage_reward.composition import Part, compose_scorers
 from forage_reward.reward import AnyReward, Scorer
@@ -21,6 +19,8 @@ from forage_reward.rewards import math as math_reward
 from forage_reward.score import Component, Score, Status, sum_components, withhold_score
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 from forage_reward.wire import InvalidItemError, read_truth, read_view, to_proto
+from forage_runtime.settings import RewardComponent, RewardRoute
+from forage_runtime.telemetry.logs import get_logger
 
 FAILURES = Counter(
     "forage_reward_failures_total", "Rewards that raised or returned a total that is not finite", ["reward"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from functools import lru_cache
 
-from forage_common.text.enums import name_value
-from forage_common.v1 import reward_pb2, trajectory_pb2
+from forage_proto.v1 import reward_pb2, trajectory_pb2
 from forage_reward.score import Component, Score, Status
 from forage_reward.trajectory import Action, GroundTruth, Role, Span, TrajectoryView, Turn, join_opening
+from forage_runtime.text.enums import name_value
 
 _ROLES = {
     trajectory_pb2.ROLE_PROMPT: Role.PROMPT,

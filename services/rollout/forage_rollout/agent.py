@@ -10,20 +10,8 @@ from dataclasses import dataclass
 
 import grpc
 
-from forage_common.clients.calls import MalformedReplyError, RefusedError
-from forage_common.clients.retriever import RetrieverClient, searching_for
-from forage_common.clients.reward import RewardClient, build_score_item
-from forage_common.errors import SettingsError, UnavailableError
-from forage_common.files.template_values import build_template_values
-from forage_common.settings import Settings
-from forage_common.streams.prompt_identity import build_group, with_prompt_identity
-from forage_common.telemetry import tracing
-from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.tracing import SpanKind
-from forage_common.telemetry.waits import waiting
-from forage_common.text.enums import name_value
-from forage_common.v1.rollout_pb2 import RunStreamResponse
-from forage_common.v1.trajectory_pb2 import (
+from forage_proto.v1.rollout_pb2 import RunStreamResponse
+from forage_proto.v1.trajectory_pb2 import (
     ActionKind,
     Prompt,
     Purpose,
@@ -33,12 +21,24 @@ from forage_common.v1.trajectory_pb2 import (
     Trajectory,
     TrajectoryGroup,
 )
+from forage_queue.streams.prompt_identity import build_group, with_prompt_identity
 from forage_rollout.environments.environment import EnvironmentFailedError, Episode
 from forage_rollout.environments.registry import AnyEnvironment, build_name, end_episode, load_environments, settle
 from forage_rollout.loop.generation import Engine, Generation, RenderedPrompt, Request, build_request, rank_generation
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.loop.trajectory_builder import Limits, TrajectoryBuilder
 from forage_rollout.prompt_ids import PromptError, encode_prompt
+from forage_runtime.clients.calls import MalformedReplyError, RefusedError
+from forage_runtime.clients.retriever import RetrieverClient, searching_for
+from forage_runtime.clients.reward import RewardClient, build_score_item
+from forage_runtime.errors import SettingsError, UnavailableError
+from forage_runtime.files.template_values import build_template_values
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry import tracing
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.telemetry.tracing import SpanKind
+from forage_runtime.telemetry.waits import waiting
+from forage_runtime.text.enums import name_value
 
 log = get_logger()
 OnEvent = Callable[[RunStreamResponse], None]

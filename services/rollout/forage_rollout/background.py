@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from forage_common.telemetry.logs import get_logger
+from forage_runtime.telemetry.logs import get_logger
 
 
 def supervise(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from forage_common.settings import Settings
-from forage_common.streams.client import StreamClient
+from forage_queue.streams.client import StreamClient
+from forage_runtime.settings import Settings
 
 Reason = Literal["groups", "bytes"]
 REASONS: tuple[Reason, ...] = get_args(Reason)

@@ -23,9 +23,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NoReturn, get_args
 
-from forage_common.settings import RolloutSettings
-from forage_common.telemetry.logs import get_logger
 from forage_rollout.metrics import Counts
+from forage_runtime.settings import RolloutSettings
+from forage_runtime.telemetry.logs import get_logger
 
 log = get_logger()
 Reason = Literal["room", "evictions", "rest", "queue", "cache", "prompts", "ceiling", "engines"]

@@ -22,23 +22,23 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from forage_common.errors import ForageError, UnavailableError
-from forage_common.settings import Settings
-from forage_common.streams.client import Entry, StreamClient
-from forage_common.streams.packing import pack_group, unpack_facts
-from forage_common.streams.prompt_identity import build_group, with_prompt_identity
-from forage_common.telemetry import tracing
-from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.tracing import SpanKind
-from forage_common.telemetry.waits import Wait, idling, waiting
-from forage_common.v1.packed_pb2 import PackedGroup
-from forage_common.v1.trajectory_pb2 import Prompt, Status, Trajectory
+from forage_proto.v1.packed_pb2 import PackedGroup
+from forage_proto.v1.trajectory_pb2 import Prompt, Status, Trajectory
+from forage_queue.streams.client import Entry, StreamClient
+from forage_queue.streams.prompt_identity import build_group, with_prompt_identity
 from forage_rollout.background import supervise
 from forage_rollout.backpressure import Backpressure, Hold
 from forage_rollout.concurrency import AskCounts, Concurrency, GroupLimit, count_most_trajectories
 from forage_rollout.prompt_checks import MAX_SAMPLES
 from forage_rollout.redis_threads import call_in_thread
 from forage_rollout.served import AskEngines, ServedPolicies
+from forage_runtime.errors import ForageError, UnavailableError
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry import tracing
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.telemetry.tracing import SpanKind
+from forage_runtime.telemetry.waits import Wait, idling, waiting
+from forage_trajectory.packing import pack_group, unpack_facts
 
 log = get_logger()
 T = TypeVar("T")

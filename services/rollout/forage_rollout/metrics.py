@@ -12,11 +12,11 @@ from prometheus_client import Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from forage_common.clients.calls import GIVEN_UP, RETRIED
-from forage_common.clients.circuit import OPEN, OPENED
-from forage_common.clients.concurrency import QUEUED
-from forage_common.telemetry.trace_context import DROPPED
-from forage_common.v1.trajectory_pb2 import Policy, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Policy, TrajectoryGroup
+from forage_runtime.clients.calls import GIVEN_UP, RETRIED
+from forage_runtime.clients.circuit import OPEN, OPENED
+from forage_runtime.clients.concurrency import QUEUED
+from forage_runtime.telemetry.trace_context import DROPPED
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Mapping, Set
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from forage_common.errors import ForageError
-from forage_common.streams.client import LIVELY_S, NEVER, SERVED, StreamClient
-from forage_common.telemetry.logs import get_logger
-from forage_common.v1.trajectory_pb2 import Policy, Replica
+from forage_proto.v1.trajectory_pb2 import Policy, Replica
+from forage_queue.streams.client import LIVELY_S, NEVER, SERVED, StreamClient
+from forage_runtime.errors import ForageError
+from forage_runtime.telemetry.logs import get_logger
 
 log = get_logger()
 AskEngines = Callable[[], Awaitable[Mapping[str, Replica]]]

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from forage_common.settings import Settings
+from forage_runtime.settings import Settings
 
 
 class WorkerName:

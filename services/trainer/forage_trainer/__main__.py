@@ -18,11 +18,11 @@ import sys
 # own included (two threads beside two busy processes: an update of 5 s takes 20 s and more).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from forage_common import service
-from forage_common.errors import UserError
-from forage_common.settings import Settings
-from forage_common.stop import Stop
 from forage_records.training import check_training
+from forage_runtime import service
+from forage_runtime.errors import UserError
+from forage_runtime.settings import Settings
+from forage_runtime.stop import Stop
 from forage_trainer.device import check_gpus, prepare_device
 from forage_trainer.run import run_follower, run_leader
 

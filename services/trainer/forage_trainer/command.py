@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from forage_common.command import run_command
-from forage_common.security.signatures import RunSignatures
-from forage_common.settings import PublishSettings, SecuritySettings
-from forage_common.telemetry.logs import configure_logs
-from forage_common.text.console import TextConsole
+from forage_runtime.command import run_command
+from forage_runtime.security.signatures import RunSignatures
+from forage_runtime.settings import PublishSettings, SecuritySettings
+from forage_runtime.telemetry.logs import configure_logs
+from forage_runtime.text.console import TextConsole
 
 app = typer.Typer(
     help="Checkpoints of the trainer, for other programs.",

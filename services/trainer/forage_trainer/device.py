@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from forage_common.devices import find_cuda_version, resolve_device
-from forage_common.errors import UserError
-from forage_common.settings import TrainerSettings
+from forage_runtime.devices import find_cuda_version, resolve_device
+from forage_runtime.errors import UserError
+from forage_runtime.settings import TrainerSettings
 
 
 def prepare_device(trainer: TrainerSettings) -> bool:

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from forage_common.files import durable
-from forage_common.files.durable import PARTIAL_PREFIX
-from forage_policies.digests import compute_digest, verify_digest
+from forage_runtime.files import durable
+from forage_runtime.files.durable import PARTIAL_PREFIX
+from forage_weights.digests import compute_digest, verify_digest
 
 _MOST_READERS = 8
 """Files that are read at once: a disk of a GPU node has several times what one thread reads."""

@@ -8,15 +8,15 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from forage_common.security.signatures import RunSignatures
-from forage_common.settings import AdvantageEstimator, Settings
-from forage_common.stop import Stop
-from forage_common.streams.client import StreamClient
-from forage_common.telemetry.health import Health
-from forage_common.telemetry.logs import get_logger
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_proto.v1.trajectory_pb2 import Policy
+from forage_queue.streams.client import StreamClient
 from forage_records.events import EventKind, EventLog
 from forage_records.questions import Questions
+from forage_runtime.security.signatures import RunSignatures
+from forage_runtime.settings import AdvantageEstimator, Settings
+from forage_runtime.stop import Stop
+from forage_runtime.telemetry.health import Health
+from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.checkpoints.rollbacks import Rollbacks, make_stop_error
 from forage_trainer.checkpoints.start import Start
 from forage_trainer.checkpoints.writer import CheckpointWriter

@@ -7,25 +7,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from forage_common.errors import DiskFullError, FencedError, ForageError
-from forage_common.files.model_folder import check_model_folder
-from forage_common.files.template_values import keep_template_date
-from forage_common.security.audit import record_act
-from forage_common.security.health_gate import HealthGate
-from forage_common.security.signatures import RunSignatures
-from forage_common.security.tls import check_server
-from forage_common.settings import Settings
-from forage_common.stop import Stop, Stopped
-from forage_common.streams.client import StreamClient
-from forage_common.streams.durability import require_durability
-from forage_common.streams.history import open_history
-from forage_common.streams.payloads import Payloads
-from forage_common.telemetry.health import Health, serve_health
-from forage_common.telemetry.logs import get_logger
-from forage_policies.announcement import CANARY_ROWS
+from forage_queue.streams.client import StreamClient
+from forage_queue.streams.durability import require_durability
+from forage_queue.streams.history import open_history
+from forage_queue.streams.payloads import Payloads
 from forage_records.events import EventKind, EventLog
 from forage_records.questions import Questions, read_questions
 from forage_records.training import check_training
+from forage_runtime.errors import DiskFullError, FencedError, ForageError
+from forage_runtime.files.model_folder import check_model_folder
+from forage_runtime.files.template_values import keep_template_date
+from forage_runtime.security.audit import record_act
+from forage_runtime.security.health_gate import HealthGate
+from forage_runtime.security.signatures import RunSignatures
+from forage_runtime.security.tls import check_server
+from forage_runtime.settings import Settings
+from forage_runtime.stop import Stop, Stopped
+from forage_runtime.telemetry.health import Health, serve_health
+from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.chats.chat_tokenizer import ChatTokenizer
 from forage_trainer.checkpoints.rollbacks import RolledBackError
 from forage_trainer.checkpoints.start import require_resumable
@@ -38,6 +37,7 @@ from forage_trainer.shifts import ShiftError, Shifts
 from forage_trainer.waiting import CALL_TIMEOUT_S, CollectiveTimeoutError, RedisRetry
 from forage_trainer.weights.completeness import check_complete
 from forage_trainer.weights.policy_store import find_policies_place
+from forage_weights.announcement import CANARY_ROWS
 
 if TYPE_CHECKING:
     from forage_trainer.loop import TrainingLoop

@@ -15,12 +15,12 @@ from typing import Protocol
 
 from prometheus_client import Counter, Gauge
 
-from forage_common.errors import FencedError, ForageError, UnavailableError
-from forage_common.stop import Stop
-from forage_common.streams.client import LIVELY_S, StreamClient
-from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.waits import waiting
-from forage_common.v1.trajectory_pb2 import Replica, Shift
+from forage_proto.v1.trajectory_pb2 import Replica, Shift
+from forage_queue.streams.client import LIVELY_S, StreamClient
+from forage_runtime.errors import FencedError, ForageError, UnavailableError
+from forage_runtime.stop import Stop
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.telemetry.waits import waiting
 from forage_trainer.waiting import RedisRetry
 
 SECONDS = Counter(

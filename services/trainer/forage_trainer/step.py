@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from forage_common.settings import AdvantageEstimator, Settings
-from forage_common.telemetry import tracing
-from forage_common.telemetry.logs import get_logger
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_proto.v1.trajectory_pb2 import Policy
+from forage_runtime.settings import AdvantageEstimator, Settings
+from forage_runtime.telemetry import tracing
+from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.algorithms.estimators.registry import NonFiniteValueError, Rewards, estimate_advantages
 from forage_trainer.algorithms.kl import KlController, apply_kl_penalty
 from forage_trainer.algorithms.off_policy import compute_correction_metrics

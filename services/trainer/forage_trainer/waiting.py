@@ -10,12 +10,12 @@ from typing import TypeVar
 
 from prometheus_client import Counter
 
-from forage_common.errors import DiskFullError, ForageError, UnavailableError
-from forage_common.stop import Stop
-from forage_common.telemetry.health import Health
-from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.waits import Wait, waiting
-from forage_policies.storage import StorageError
+from forage_runtime.errors import DiskFullError, ForageError, UnavailableError
+from forage_runtime.stop import Stop
+from forage_runtime.telemetry.health import Health
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.telemetry.waits import Wait, waiting
+from forage_weights.storage import StorageError
 
 T = TypeVar("T")
 REDIS_WAITS = Counter("forage_trainer_redis_waits_total", "Calls that found Redis unavailable and were repeated")

@@ -11,9 +11,9 @@ import redis
 from forage_command import RunForage, run_forage
 from waiting import WAIT_S
 
-from forage_common import __version__
-from forage_common.settings import RedisSettings
-from forage_common.streams.client import StreamClient
+from forage_queue.streams.client import StreamClient
+from forage_runtime import __version__
+from forage_runtime.settings import RedisSettings
 
 __all__ = ["run_forage"]
 FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()"]
@@ -26,7 +26,7 @@ def test_the_exit_code_is_that_of_the_process() -> None:
 
 def test_commands_that_need_a_checkout_say_so_when_installed_from_a_wheel(tmp_path: Path, repository: Path) -> None:
     packages = tmp_path / "lib/python3.11/site-packages"
-    shutil.copytree(repository / "services/cli/forage_cli", packages / "forage_cli")
+    shutil.copytree(repository / "cli/forage_cli", packages / "forage_cli")
     code = (
         "import sys\nfrom forage_cli.main import main\n"
         "for command in (['demo'], ['doctor'], ['reward', 'list']):\n"
@@ -85,7 +85,7 @@ def test_doctor_prints_what_is_missing_and_how_to_fix_it(run_forage: RunForage, 
 
 def test_the_command_imports_no_ml_library_before_it_needs_one() -> None:
     code = (
-        "import sys; import forage_common.settings, forage_common.streams.client, forage_cli.commands\n"
+        "import sys; import forage_runtime.settings, forage_queue.streams.client, forage_cli.commands\n"
         "heavy = {'torch', 'numpy', 'transformers', 'matplotlib', 'pyarrow', 'babel', 'pycountry'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

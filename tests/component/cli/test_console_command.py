@@ -17,8 +17,8 @@ from rich.console import Console
 from forage_cli.commands.start import find_runs
 from forage_cli.local import console as local
 from forage_cli.local.stack import TRAINING, Program, list_addresses, shift_ports
-from forage_common.errors import UserError
-from forage_common.settings import Settings, load_settings
+from forage_runtime.errors import UserError
+from forage_runtime.settings import Settings, load_settings
 
 FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()"]
 

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from waiting import WAIT_S
 
 from forage_cli.main import app
-from forage_common.errors import UserError
-from forage_common.v1.trajectory_pb2 import Prompt, Status
+from forage_proto.v1.trajectory_pb2 import Prompt, Status
 from forage_records.trajectory_file import read_trajectories
+from forage_runtime.errors import UserError
 
 FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()"]
 

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 from forage_cli.runs.journal import Journal
-from forage_common.v1.trajectory_pb2 import Trajectory
+from forage_proto.v1.trajectory_pb2 import Trajectory
 
 ENDLESS = """
 import sys
 from pathlib import Path
 from forage_cli.runs.journal import Journal
-from forage_common.v1.trajectory_pb2 import Trajectory
+from forage_proto.v1.trajectory_pb2 import Trajectory
 with Journal(Path(sys.argv[1]), Trajectory) as journal:
     number = 0
     while True:

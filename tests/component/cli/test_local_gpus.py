@@ -16,8 +16,8 @@ from forage_cli.local.gpus import assign_gpus, build_stack, find_plan_problems
 from forage_cli.local.nvidia import list_gpus
 from forage_cli.local.stack import SERVING, Program, repository
 from forage_cli.main import app
-from forage_common.errors import SettingsError, UserError
-from forage_common.settings import Settings, load_settings
+from forage_runtime.errors import SettingsError, UserError
+from forage_runtime.settings import Settings, load_settings
 
 EVERY = tuple(Program)
 SMALL = "model.path=models/Qwen2.5-3B"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from forage_cli.local import smollm2
-from forage_common.errors import DataError
+from forage_runtime.errors import DataError
 
 
 def test_the_error_without_a_network_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ import pyarrow.parquet
 import pytest
 
 from forage_cli.local import preflight
-from forage_common.errors import DataError, UserError
-from forage_common.files.corpus import read_rows
+from forage_runtime.errors import DataError, UserError
+from forage_runtime.files.corpus import read_rows
 
 
 def test_a_port_in_use_is_named_with_its_setting(free_address: Callable[[], str]) -> None:

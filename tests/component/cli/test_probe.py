@@ -16,15 +16,15 @@ from probe_parts import (
     build_trajectory,
 )
 
-from forage_common.clients.calls import RefusedError
-from forage_common.errors import DataError, SettingsError
-from forage_common.settings import Settings
-from forage_common.v1.probe_pb2 import CotBoundary, Probed
-from forage_common.v1.trajectory_pb2 import GroundTruth, Role, Span, Status, Trajectory
 from forage_probe import metrics
 from forage_probe.contexts import CONNECTIVE
 from forage_probe.prober import ProbePlan, Prober
 from forage_probe.work import list_probe_items, run_probes
+from forage_proto.v1.probe_pb2 import CotBoundary, Probed
+from forage_proto.v1.trajectory_pb2 import GroundTruth, Role, Span, Status, Trajectory
+from forage_runtime.clients.calls import RefusedError
+from forage_runtime.errors import DataError, SettingsError
+from forage_runtime.settings import Settings
 
 
 async def run_probe(settings: Settings, trajectories: list[Trajectory], plan: ProbePlan = PLAN) -> list[Probed]:

@@ -15,8 +15,8 @@ from probe_parts import (
 )
 
 from forage_cli.commands.probe import probe
-from forage_common.errors import UserError
 from forage_records.trajectory_file import read_trajectories
+from forage_runtime.errors import UserError
 
 
 def test_fresh_trajectories_are_sampled_once(

@@ -20,7 +20,7 @@ from waiting import WAIT_S
 
 from forage_cli.local import processes
 from forage_cli.local.processes import Service, ServiceDiedError, Supervisor, end_leftovers
-from forage_common.errors import StartError, UserError
+from forage_runtime.errors import StartError, UserError
 
 FOREVER = "import time\nwhile True: time.sleep(1)"
 

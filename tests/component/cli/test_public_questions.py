@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from forage_cli.commands.data import app
 from forage_cli.datasets.public_questions import SPLITS, fetch_collection
-from forage_common.errors import DataError
+from forage_runtime.errors import DataError
 
 
 @pytest.fixture

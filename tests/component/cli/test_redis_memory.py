@@ -12,9 +12,9 @@ import redis
 
 from forage_cli.local.redis.memory import check_redis
 from forage_cli.planning.streams import estimate_stream_memory
-from forage_common.settings import RedisSettings, Settings, load_settings
-from forage_common.streams.client import StreamClient
-from forage_common.v1.trajectory_pb2 import ActionKind, Prompt, Role, Trajectory, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import ActionKind, Prompt, Role, Trajectory, TrajectoryGroup
+from forage_queue.streams.client import StreamClient
+from forage_runtime.settings import RedisSettings, Settings, load_settings
 
 VOCABULARY = 152_000  # of Qwen2.5: most ids take three bytes
 LIMITS = ["rollout.max_start_length=512", "rollout.max_response_length=120", "rollout.max_obs_length=500"]

@@ -17,12 +17,12 @@ from forage_cli.local.redis import users as redis_users
 from forage_cli.local.redis.memory import check_redis
 from forage_cli.local.stack import Program, Stack
 from forage_cli.main import app
-from forage_common.errors import SettingsError, UserError
-from forage_common.settings import Settings, load_settings
-from forage_common.streams.client import StreamClient
-from forage_common.streams.durability import check_durability
-from forage_common.streams.users import SERVICES, Role, name_user
-from forage_common.v1.trajectory_pb2 import Policy, Prompt
+from forage_proto.v1.trajectory_pb2 import Policy, Prompt
+from forage_queue.streams.client import StreamClient
+from forage_queue.streams.durability import check_durability
+from forage_queue.streams.users import SERVICES, Role, name_user
+from forage_runtime.errors import SettingsError, UserError
+from forage_runtime.settings import Settings, load_settings
 
 __all__ = ["settings", "stack"]
 

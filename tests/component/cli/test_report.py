@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from forage_cli.runs.ledger import GroupCounts, count_groups
-from forage_common.settings import RedisSettings
-from forage_common.streams.client import StreamClient
-from forage_common.v1.trajectory_pb2 import LedgerEntry, Prompt, Purpose
+from forage_proto.v1.trajectory_pb2 import LedgerEntry, Prompt, Purpose
+from forage_queue.streams.client import StreamClient
+from forage_runtime.settings import RedisSettings
 
 
 def test_lost_and_duplicated_groups_are_counted(redis_server: RedisSettings) -> None:

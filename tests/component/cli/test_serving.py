@@ -13,11 +13,11 @@ from rich.console import Console
 
 from forage_cli.local.serving import ensure_services, publish
 from forage_cli.local.stack import Program
-from forage_common.errors import DataError, SettingsError
-from forage_common.settings import RedisSettings, RunSettings, Settings
-from forage_common.streams.client import StreamClient
-from forage_policies.admission import Admission
-from forage_policies.digests import compute_digest
+from forage_queue.streams.client import StreamClient
+from forage_runtime.errors import DataError, SettingsError
+from forage_runtime.settings import RedisSettings, RunSettings, Settings
+from forage_weights.admission import Admission
+from forage_weights.digests import compute_digest
 
 
 def test_every_shard_of_a_policy_is_published(redis_server: RedisSettings, tmp_path: Path) -> None:

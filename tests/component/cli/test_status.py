@@ -21,17 +21,17 @@ from forage_cli.local.processes import Service
 from forage_cli.local.stack import RECORD, STACKS, Program, Stack
 from forage_cli.local.watch import Watch
 from forage_cli.main import app
-from forage_common.clients import health
-from forage_common.clients.health import ServiceHealth, ask_service, list_health_urls
-from forage_common.settings import Settings, TlsSettings, load_settings
-from forage_common.telemetry.health import Health, serve_health
-from forage_common.telemetry.stacks import FOLDER_VARIABLE
+from forage_runtime.clients import health
+from forage_runtime.clients.health import ServiceHealth, ask_service, list_health_urls
+from forage_runtime.settings import Settings, TlsSettings, load_settings
+from forage_runtime.telemetry.health import Health, serve_health
+from forage_runtime.telemetry.stacks import FOLDER_VARIABLE
 
 SERVICE = """
 import ctypes, os, sys, threading, time
-from forage_common.telemetry.health import Health, serve_health
-from forage_common.telemetry.stacks import write_stacks_on_signal
-from forage_common.telemetry.waits import idling, waiting
+from forage_runtime.telemetry.health import Health, serve_health
+from forage_runtime.telemetry.stacks import write_stacks_on_signal
+from forage_runtime.telemetry.waits import idling, waiting
 write_stacks_on_signal()
 health = Health()
 serve_health(sys.argv[1], health)

@@ -15,12 +15,12 @@ from run_folders import write_run
 from upath import UPath
 from waiting import WAIT_S, wait_until
 
-from forage_common.clients.health import ask_service, list_health_urls
-from forage_common.security.health_gate import HealthGate
-from forage_common.security.tls import make_client_context
-from forage_common.settings import Settings, TlsSettings
-from forage_common.telemetry.health import Health, serve_health
 from forage_console.live.health import inspect
+from forage_runtime.clients.health import ask_service, list_health_urls
+from forage_runtime.security.health_gate import HealthGate
+from forage_runtime.security.tls import make_client_context
+from forage_runtime.settings import Settings, TlsSettings
+from forage_runtime.telemetry.health import Health, serve_health
 
 
 def test_people_sign_in_with_the_token_and_machines_show_a_certificate(

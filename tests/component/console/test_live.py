@@ -20,18 +20,18 @@ from step_runs import build_step_row, write_steps
 from upath import UPath
 from waiting import wait_until
 
-from forage_common.clients import health as clients_health
-from forage_common.clients.calls import RefusedError
-from forage_common.clients.health import ANSWER_S
-from forage_common.settings import RedisSettings, Settings, load_settings
-from forage_common.streams.client import StreamClient
-from forage_common.telemetry.health import Health, serve_health
-from forage_common.telemetry.waits import waiting
-from forage_common.v1.trajectory_pb2 import Policy, Replica
 from forage_console.live import health
 from forage_console.live.health import inspect
 from forage_console.live.inquiries import Inquiries
 from forage_console.live.run_services import load_run_settings
+from forage_proto.v1.trajectory_pb2 import Policy, Replica
+from forage_queue.streams.client import StreamClient
+from forage_runtime.clients import health as clients_health
+from forage_runtime.clients.calls import RefusedError
+from forage_runtime.clients.health import ANSWER_S
+from forage_runtime.settings import RedisSettings, Settings, load_settings
+from forage_runtime.telemetry.health import Health, serve_health
+from forage_runtime.telemetry.waits import waiting
 
 ROW = "/runs/one/trajectories/step-10/0"
 SECTIONS = ("reward", "retriever", "rollout", "trainer", "console")

@@ -11,22 +11,22 @@ import grpc
 import pytest
 from stored_trajectories import build_stored, score
 
-from forage_common.clients.concurrency import map_concurrently
-from forage_common.clients.reward import RewardClient
-from forage_common.clients.rollout import RolloutClient
-from forage_common.errors import DataError, SettingsError, UnavailableError
-from forage_common.settings import RewardSettings, RolloutSettings, Settings
-from forage_common.v1.reward_pb2 import ScoredItem, ScoreRequest, ScoreResponse
-from forage_common.v1.reward_pb2_grpc import RewardServicer, add_RewardServicer_to_server
-from forage_common.v1.rollout_pb2 import RunRequest, RunResponse
-from forage_common.v1.rollout_pb2_grpc import RolloutServicer, add_RolloutServicer_to_server
-from forage_common.v1.trajectory_pb2 import (
+from forage_proto.v1.reward_pb2 import ScoredItem, ScoreRequest, ScoreResponse
+from forage_proto.v1.reward_pb2_grpc import RewardServicer, add_RewardServicer_to_server
+from forage_proto.v1.rollout_pb2 import RunRequest, RunResponse
+from forage_proto.v1.rollout_pb2_grpc import RolloutServicer, add_RolloutServicer_to_server
+from forage_proto.v1.trajectory_pb2 import (
     Score,
     Status,
     Trajectory,
     TrajectoryGroup,
 )
 from forage_records.replay import build_prompt, find_divergence, is_scored, make_rerun, make_rescore
+from forage_runtime.clients.concurrency import map_concurrently
+from forage_runtime.clients.reward import RewardClient
+from forage_runtime.clients.rollout import RolloutClient
+from forage_runtime.errors import DataError, SettingsError, UnavailableError
+from forage_runtime.settings import RewardSettings, RolloutSettings, Settings
 
 
 class Judge(RewardServicer):

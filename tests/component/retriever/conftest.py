@@ -10,10 +10,10 @@ from retriever_parts import LONG_S
 from retriever_service import Service, make_settings, start_one
 from service_process import StartService, run_services, start_service, wait_until_ready
 
-from forage_common.settings import RetrieverSettings
 from forage_retriever.encoders.encoder import Encoder
 from forage_retriever.encoders.factory import create_encoder
 from forage_retriever.serve import front, shard
+from forage_runtime.settings import RetrieverSettings
 
 __all__ = ["corpus_file", "loaded", "small_disk", "start_service", "texts", "wait_until_ready"]
 

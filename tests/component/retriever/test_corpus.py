@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from retriever_parts import write_corpus
 
-from forage_common.errors import DataError
-from forage_common.files.parquet_rows import PARQUET_READER
 from forage_retriever.corpus import read
+from forage_runtime.errors import DataError
+from forage_runtime.files.parquet_rows import PARQUET_READER
 
 
 def test_a_parquet_file_that_cannot_be_read_is_named(

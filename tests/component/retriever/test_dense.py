@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forage_common.errors import UserError
-from forage_common.settings import RetrieverSettings
 from forage_retriever.corpus.columns import UnknownFieldError
 from forage_retriever.corpus.store import Corpus
 from forage_retriever.encoders.encoder import Encoder, Vectors
 from forage_retriever.hits import Hit
 from forage_retriever.search import faiss_build
 from forage_retriever.search.dense import DenseIndex
+from forage_runtime.errors import UserError
+from forage_runtime.settings import RetrieverSettings
 
 
 def write(folder: Path, vectors: Vectors) -> None:

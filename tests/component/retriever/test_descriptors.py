@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ports import reserve_ports
 from waiting import WAIT_S, wait_until
 
-from forage_common.addresses import NO_PROXY, join_address, reach_address, split_address
+from forage_runtime.addresses import NO_PROXY, join_address, reach_address, split_address
 
 SERVER = Path(__file__).parents[2] / "support/few_descriptors.py"
 CHECK = Path(__file__).parents[3] / "services/healthcheck.py"

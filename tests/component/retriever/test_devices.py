@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from forage_common.errors import SettingsError
-from forage_common.settings import EncoderPrecision, EncoderSettings, RetrieverSettings
 from forage_retriever import devices
 from forage_retriever.devices import Shown
 from forage_retriever.encoders.factory import create_encoder
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import EncoderPrecision, EncoderSettings, RetrieverSettings
 
 TEXTS = ["Oslo", "", "the money of Norway, " * 9, "who was the first king of all Norway?"]
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forage_common.errors import DataError, UserError
-from forage_common.settings import EncoderPrecision, EncoderSettings, RetrieverSettings
 from forage_retriever.encoders import onnx_encoder
 from forage_retriever.encoders.encoder import Encoder
 from forage_retriever.encoders.factory import create_encoder
 from forage_retriever.encoders.onnx_model import LENGTH_STEP, TOKEN_BUDGET, group_by_length
+from forage_runtime.errors import DataError, UserError
+from forage_runtime.settings import EncoderPrecision, EncoderSettings, RetrieverSettings
 
 TEXTS = ["Oslo", "", "the money of Norway, " * 9, "who was the first king of all Norway?", "word " * 400, "å\0 é"]
 some_texts = st.lists(st.text(max_size=40) | st.sampled_from([*TEXTS, "half a pair: \ud800"]), min_size=1, max_size=12)

@@ -13,13 +13,13 @@ from retriever_parts import LONG_S
 from tei_server import MAX_BATCH, Server, serve_tei
 from tenacity import wait_fixed
 
-from forage_common.clients.calls import GIVEN_UP, MalformedReplyError
-from forage_common.errors import UnavailableError, UserError
-from forage_common.settings import EncoderSettings, RetrieverSettings
 from forage_retriever.encoders import tei
 from forage_retriever.encoders.encoder import Encoder
 from forage_retriever.encoders.factory import create_encoder
 from forage_retriever.encoders.remote_encoder import RemoteEncoder
+from forage_runtime.clients.calls import GIVEN_UP, MalformedReplyError
+from forage_runtime.errors import UnavailableError, UserError
+from forage_runtime.settings import EncoderSettings, RetrieverSettings
 
 TEXTS = [f"{'word ' * number}{number}" for number in range(2 * MAX_BATCH + 1)]
 

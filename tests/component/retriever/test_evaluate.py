@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forage_common.errors import DataError, SettingsError
-from forage_common.settings import RetrievalMode, RetrieverSettings
 from forage_retriever.command import bench, evaluate
 from forage_retriever.command.questions import Question, read_questions
 from forage_retriever.encoders.encoder import Encoder
 from forage_retriever.index.build import build_index
 from forage_retriever.index.recipe import Recipe
+from forage_runtime.errors import DataError, SettingsError
+from forage_runtime.settings import RetrievalMode, RetrieverSettings
 
 SWEPT = ("SQ4", "IVF2,SQ4", "HNSW4")
 

@@ -15,9 +15,6 @@ from retriever_parts import LONG_S, Recorder, list_ids, record_bm25
 from retriever_servers import open_http_client, serve_merger, serve_shard
 from waiting import wait_until_async
 
-from forage_common.errors import SettingsError
-from forage_common.settings import RerankSettings, RetrievalMode, RetrieverSettings, Settings
-from forage_common.telemetry.health import Health
 from forage_retriever.index import load as index
 from forage_retriever.index.load import Index
 from forage_retriever.serve import front as fronts
@@ -26,6 +23,9 @@ from forage_retriever.serve.batcher import OverloadedError
 from forage_retriever.serve.front import Front
 from forage_retriever.serve.retrieval import NotReadyError
 from forage_retriever.serve.source import InvalidRequestError, LocalSource
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import RerankSettings, RetrievalMode, RetrieverSettings, Settings
+from forage_runtime.telemetry.health import Health
 
 pytestmark = pytest.mark.usefixtures("patient_front")
 

@@ -12,12 +12,12 @@ from retriever_parts import LONG_S, Recorder, open_retrieval, record_bm25
 from retriever_servers import count_queued, wait_until_queued
 from waiting import wait_until_async
 
-from forage_common.settings import RetrieverSettings, Settings
-from forage_common.telemetry.health import Health
-from forage_common.v1 import retriever_pb2, retriever_pb2_grpc, trajectory_pb2
+from forage_proto.v1 import retriever_pb2, retriever_pb2_grpc, trajectory_pb2
 from forage_retriever.index.load import Index
 from forage_retriever.serve import grpc_api
 from forage_retriever.serve.grpc_api import GrpcServer
+from forage_runtime.settings import RetrieverSettings, Settings
+from forage_runtime.telemetry.health import Health
 
 Ask = retriever_pb2.RetrieveRequest
 

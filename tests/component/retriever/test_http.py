@@ -13,11 +13,11 @@ import pytest
 from retriever_parts import DEFAULT_TOPK, LONG_S, open_retrieval, record_bm25
 from retriever_servers import open_http_client, wait_until_queued
 
-from forage_common.telemetry.health import Health
-from forage_common.telemetry.waits import waiting
 from forage_retriever.index.load import Index
 from forage_retriever.serve import http_api, retrieval
 from forage_retriever.serve.retrieval import Retrieval
+from forage_runtime.telemetry.health import Health
+from forage_runtime.telemetry.waits import waiting
 
 CITIES = {"queries": ["city of Norway"]}
 

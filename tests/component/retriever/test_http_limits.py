@@ -16,8 +16,8 @@ import pytest
 import uvicorn
 from waiting import WAIT_S, wait_until
 
-from forage_common.security.http import limits
-from forage_common.security.http.limits import HEAD_BYTES, BoundedProtocol, QuietConnections
+from forage_runtime.security.http import limits
+from forage_runtime.security.http.limits import HEAD_BYTES, BoundedProtocol, QuietConnections
 
 MOST_QUIET = 4
 _ASK = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"

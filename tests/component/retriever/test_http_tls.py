@@ -18,19 +18,19 @@ from prometheus_client import REGISTRY
 from retriever_parts import LONG_S, open_retrieval
 from waiting import wait_until_async
 
-from forage_common.addresses import listen
-from forage_common.clients.calls import RefusedError
-from forage_common.clients.retriever import RetrieverClient
-from forage_common.errors import ForageError, UnavailableError
-from forage_common.security.http import server
-from forage_common.security.http.server import make_protocol
-from forage_common.security.refusals import Refusal
-from forage_common.security.tls import make_client_context
-from forage_common.security.tokens import TokenFile
-from forage_common.settings import Settings, TlsSettings
-from forage_common.telemetry.health import Health
 from forage_retriever.index.load import Index
 from forage_retriever.serve.http_api import WIRE, make_app
+from forage_runtime.addresses import listen
+from forage_runtime.clients.calls import RefusedError
+from forage_runtime.clients.retriever import RetrieverClient
+from forage_runtime.errors import ForageError, UnavailableError
+from forage_runtime.security.http import server
+from forage_runtime.security.http.server import make_protocol
+from forage_runtime.security.refusals import Refusal
+from forage_runtime.security.tls import make_client_context
+from forage_runtime.security.tokens import TokenFile
+from forage_runtime.settings import Settings, TlsSettings
+from forage_runtime.telemetry.health import Health
 
 __all__ = ["few_attempts"]
 
@@ -77,7 +77,7 @@ async def search(address: str, tls: TlsSettings, token: Path | None = None, time
 
 def count(reason: Refusal) -> float:
     labels = {"wire": WIRE, "reason": reason}
-    return REGISTRY.get_sample_value("forage_common_refused_callers_total", labels) or 0.0
+    return REGISTRY.get_sample_value("forage_runtime_refused_callers_total", labels) or 0.0
 
 
 async def test_searches_go_through_tls(loaded: Index, issuer: Issuer) -> None:

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from forage_common.errors import DataError, UserError
-from forage_common.settings import RetrievalMode, RetrieverSettings
 from forage_retriever.encoders.encoder import Encoder, Vectors
 from forage_retriever.index import agreement, load, manifest
 from forage_retriever.index.adopt import adopt_index
 from forage_retriever.index.agreement import BLOCKS, EDGE, choose_rows, find_wrong_rows
 from forage_retriever.index.building.shards import Processes
 from forage_retriever.index.recipe import Recipe
+from forage_runtime.errors import DataError, UserError
+from forage_runtime.settings import RetrievalMode, RetrieverSettings
 
 TOPICS = [
     "Oslo",

@@ -15,8 +15,6 @@ import faiss
 import numpy as np
 import pytest
 
-from forage_common.errors import DataError, SettingsError, UserError
-from forage_common.settings import RetrievalMode, RetrieverSettings
 from forage_retriever.encoders.encoder import Encoder, Vectors
 from forage_retriever.index import load, manifest, space
 from forage_retriever.index.build import build_index
@@ -27,6 +25,8 @@ from forage_retriever.index.progress import open_report
 from forage_retriever.index.recipe import Recipe
 from forage_retriever.index.workspace import Workspace
 from forage_retriever.search import faiss_build
+from forage_runtime.errors import DataError, SettingsError, UserError
+from forage_runtime.settings import RetrievalMode, RetrieverSettings
 
 PLACES = ["Oslo", "Kandy", "Cotonou", "Bergen", "Colombo", "Parakou", "Graz", "Turin", "Quito", "Perth"]
 KINDS = ["is a city", "has a port", "was founded long ago", "is known for its food"]

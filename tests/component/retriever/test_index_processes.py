@@ -13,8 +13,8 @@ import pytest
 from index_work import fail_when_begun, note, wait_for_ever
 from waiting import wait_until
 
-from forage_common.errors import DataError, UserError
 from forage_retriever.index.building.processes import run_all
+from forage_runtime.errors import DataError, UserError
 
 
 def test_work_runs_in_processes_and_reports(tmp_path: Path) -> None:

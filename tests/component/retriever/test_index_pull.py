@@ -13,13 +13,13 @@ import pytest
 from file_server import FileServer, serve_files
 from full_disk import SmallDisk
 
-from forage_common.errors import DiskFullError, SettingsError, UserError
-from forage_common.settings import RetrievalMode, RetrieverSettings
 from forage_retriever.index import download, manifest, space
 from forage_retriever.index.build import build_index
 from forage_retriever.index.download import DownloadError, open_folder
 from forage_retriever.index.pull import pull_index, push_index
 from forage_retriever.index.recipe import Recipe
+from forage_runtime.errors import DiskFullError, SettingsError, UserError
+from forage_runtime.settings import RetrievalMode, RetrieverSettings
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from tei_server import Server, serve_tei
 
-from forage_common.errors import SettingsError
-from forage_common.settings import RerankSettings, RetrieverSettings
 from forage_retriever.corpus.store import Corpus
 from forage_retriever.encoders.encoder import Encoder
 from forage_retriever.hits import Filters, Hit
 from forage_retriever.search import rerank
 from forage_retriever.search.rerank import FAILURES, RemoteReranker, RerankedSearcher
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import RerankSettings, RetrieverSettings
 
 
 class InFileOrder:

@@ -14,8 +14,8 @@ from retriever_service import Service, assert_transports_agree, make_settings, s
 from service_process import StartService
 from waiting import WAIT_S
 
-from forage_common.devices import count_cpus
-from forage_common.v1 import retriever_pb2, retriever_pb2_grpc
+from forage_proto.v1 import retriever_pb2, retriever_pb2_grpc
+from forage_runtime.devices import count_cpus
 
 
 def test_both_transports_give_the_same_documents_and_provenance(shared_service: Service) -> None:

@@ -17,8 +17,6 @@ import pytest
 from retriever_parts import list_ids
 from retriever_servers import serve_merger, serve_shard
 
-from forage_common.errors import DataError
-from forage_common.settings import RetrievalMode, RetrieverSettings
 from forage_retriever.encoders.encoder import Encoder
 from forage_retriever.index import load, manifest
 from forage_retriever.index.build import build_index
@@ -26,6 +24,8 @@ from forage_retriever.index.load import Index
 from forage_retriever.index.recipe import Recipe
 from forage_retriever.search import bm25, corpus_statistics
 from forage_retriever.search.corpus_statistics import CorpusStatistics, StatisticsWriter
+from forage_runtime.errors import DataError
+from forage_runtime.settings import RetrievalMode, RetrieverSettings
 
 pytestmark = pytest.mark.usefixtures("patient_front")
 

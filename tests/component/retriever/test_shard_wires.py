@@ -15,16 +15,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 from retriever_parts import LONG_S, open_retrieval
 
-from forage_common.security.channels import open_channel
-from forage_common.security.tokens import TokenFile
-from forage_common.settings import RetrieverSettings, Settings, TlsSettings
-from forage_common.telemetry.health import Health
-from forage_common.v1 import retriever_pb2, retriever_pb2_grpc, trajectory_pb2
+from forage_proto.v1 import retriever_pb2, retriever_pb2_grpc, trajectory_pb2
 from forage_retriever.index.load import Index
 from forage_retriever.serve.grpc_api import MAX_REQUEST_BYTES, GrpcServer
 from forage_retriever.serve.shard import Shard, ShardUnavailableError
 from forage_retriever.serve.urgency import Urgency
 from forage_retriever.serve.waiting import SearchOptions
+from forage_runtime.security.channels import open_channel
+from forage_runtime.security.tokens import TokenFile
+from forage_runtime.settings import RetrieverSettings, Settings, TlsSettings
+from forage_runtime.telemetry.health import Health
 
 TOKEN, WRONG = "a-secret-of-shards", "a-secret-of-nobody"
 
@@ -97,12 +97,12 @@ async def test_streams_and_health_checks_of_a_shard_follow_its_token(
     async with serve(secured, loaded, free_address()) as settings:
         own, address = settings.retriever, settings.retriever.grpc_address
         labels = {"wire": "retriever/grpc", "reason": "no_token"}
-        before = REGISTRY.get_sample_value("forage_common_refused_callers_total", labels) or 0.0
+        before = REGISTRY.get_sample_value("forage_runtime_refused_callers_total", labels) or 0.0
         async with open_channel(address, settings.tls) as channel:
             await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=LONG_S)
             refused = retriever_pb2_grpc.RetrieverStub(channel).RetrieveStream()
             assert await refused.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert REGISTRY.get_sample_value("forage_common_refused_callers_total", labels) == before + 1
+        assert REGISTRY.get_sample_value("forage_runtime_refused_callers_total", labels) == before + 1
         assert own.auth_token_file is not None
         async with open_channel(address, settings.tls, tokens=TokenFile(own.auth_token_file)) as channel:
             requests = [

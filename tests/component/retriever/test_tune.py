@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from forage_common.errors import DataError, SettingsError
-from forage_common.settings import RetrievalMode, RetrieverSettings, load_settings
 from forage_retriever.command import evaluate, tune
 from forage_retriever.encoders.encoder import Encoder
 from forage_retriever.index.build import build_index
 from forage_retriever.index.recipe import Recipe
+from forage_runtime.errors import DataError, SettingsError
+from forage_runtime.settings import RetrievalMode, RetrieverSettings, load_settings
 
 WORDS = ("harbour", "glacier", "violin", "copper", "lantern", "orchard", "compass", "marble")
 

@@ -13,12 +13,12 @@ import pytest
 from file_server import FileServer, serve_files
 from typer.testing import CliRunner
 
-from forage_common.errors import DataError, SettingsError, UserError
 from forage_retriever.command import wiki18
 from forage_retriever.command.main import app
 from forage_retriever.command.wiki18 import fetch_wiki18
 from forage_retriever.index import download
 from forage_retriever.index.download import DownloadError
+from forage_runtime.errors import DataError, SettingsError, UserError
 
 LINES = "".join(json.dumps({"id": str(n), "contents": f'"Place {n}"\nText {n}.'}) + "\n" for n in range(500)).encode()
 PACKED = gzip.compress(LINES)

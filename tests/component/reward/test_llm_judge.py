@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from hostile_server import NONSENSE, SLOW, TOO_LARGE, Serve, open_hostile_server, redirect_to
 
-from forage_common.errors import SettingsError
 from forage_reward.registry import bind_reward
 from forage_reward.rewards import judge_client
 from forage_reward.rewards.judge_client import Budget, BudgetSpentError, JudgeReplyError, parse_verdict
 from forage_reward.rewards.llm_judge import FENCE, TEMPLATE, render_prompt
 from forage_reward.score import Score, Status
 from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
+from forage_runtime.errors import SettingsError
 
 Answer = Callable[[int, dict[str, Any]], tuple[int, bytes]]
 

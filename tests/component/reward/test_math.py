@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from forage_common.settings import RewardRoute
-from forage_common.v1 import reward_pb2, trajectory_pb2
+from forage_proto.v1 import reward_pb2, trajectory_pb2
 from forage_reward.parsing.math_answer import MAX_LENGTH
 from forage_reward.registry import bind_reward
 from forage_reward.router import RewardRouter
 from forage_reward.score import Score, Status
 from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
+from forage_runtime.settings import RewardRoute
 
 ROWS = [json.loads(line) for line in (Path(__file__).parents[2] / "data/reward/math.jsonl").open()]
 

@@ -13,7 +13,7 @@ from long_folder import make_long_folder
 from reward_process import Service, assert_sigterm_finishes_calls, build_batch, build_item
 from waiting import WAIT_S, wait_until
 
-from forage_common.v1 import reward_pb2, reward_pb2_grpc, trajectory_pb2
+from forage_proto.v1 import reward_pb2, reward_pb2_grpc, trajectory_pb2
 
 StartReward = Callable[..., Service]
 OK, TIMEOUT = trajectory_pb2.STATUS_OK, trajectory_pb2.STATUS_TIMEOUT

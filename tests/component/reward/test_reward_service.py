@@ -13,9 +13,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from reward_process import Service
 from waiting import WAIT_S
 
-from forage_common.clients.reward import RewardClient
-from forage_common.settings import RewardSettings, Settings
-from forage_common.v1 import reward_pb2, trajectory_pb2
+from forage_proto.v1 import reward_pb2, trajectory_pb2
+from forage_runtime.clients.reward import RewardClient
+from forage_runtime.settings import RewardSettings, Settings
 
 ITEM = reward_pb2.ScoreItem(
     trajectory_id="run/group/0",

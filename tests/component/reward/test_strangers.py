@@ -16,11 +16,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 from waiting import wait_until_async
 
-from forage_common.security import call_limits, message_room
-from forage_common.settings import RewardSettings, Settings, TlsSettings
-from forage_common.v1 import reward_pb2, reward_pb2_grpc
+from forage_proto.v1 import reward_pb2, reward_pb2_grpc
 from forage_reward.serve import server
 from forage_reward.serve.server import Server
+from forage_runtime.security import call_limits, message_room
+from forage_runtime.settings import RewardSettings, Settings, TlsSettings
 
 TOKEN = (("authorization", "Bearer the-secret-of-today"),)
 CHECK = "/grpc.health.v1.Health/Check"
@@ -54,7 +54,7 @@ async def describe(channel: grpc.aio.Channel) -> reward_pb2.DescribeResponse:
 
 
 def read_shed() -> float:
-    return REGISTRY.get_sample_value("forage_common_requests_shed_total", {"wire": "reward/grpc"}) or 0.0
+    return REGISTRY.get_sample_value("forage_runtime_requests_shed_total", {"wire": "reward/grpc"}) or 0.0
 
 
 async def test_watchers_are_bounded_and_take_no_room_from_callers(

@@ -16,12 +16,12 @@ from breakout_scorer import Score, open_scorer, write_code
 from breakout_targets import Targets, open_targets
 from waiting import wait_until
 
-from forage_common.errors import SettingsError
-from forage_common.v1 import trajectory_pb2
-from forage_isolation import support, watch
-from forage_isolation.support import Support, find_support
+from forage_proto.v1 import trajectory_pb2
 from forage_reward.isolation.user_code import ContractError, check_score
 from forage_reward.score import Component, sum_components
+from forage_runtime.errors import SettingsError
+from forage_sandbox import support, watch
+from forage_sandbox.support import Support, find_support
 
 OK, INTERNAL, TIMEOUT = trajectory_pb2.STATUS_OK, trajectory_pb2.STATUS_INTERNAL, trajectory_pb2.STATUS_TIMEOUT
 
@@ -124,7 +124,7 @@ def test_a_call_without_end_is_a_timeout(hurried: Score, order: str, capfd: pyte
 def test_a_thread_that_works_unasked_ends_its_process(
     code: Path, targets: Targets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forage_isolation.watch.IDLE_CPU_S", 0.5)
+    monkeypatch.setattr("forage_sandbox.watch.IDLE_CPU_S", 0.5)
     user, score = open_scorer(code, targets, "require")
     (child,) = user._pools[0]._children
     assert score("hide").status == OK

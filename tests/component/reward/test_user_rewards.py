@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from forage_common.errors import SettingsError
-from forage_common.settings import RewardComponent, RewardRoute, UserReward
-from forage_common.v1 import reward_pb2, trajectory_pb2
+from forage_proto.v1 import reward_pb2, trajectory_pb2
 from forage_reward.deadline import DEADLINE
 from forage_reward.isolation.user_rewards import UserPool, UserRewards
 from forage_reward.registry import REWARDS
 from forage_reward.router import RewardRouter
 from forage_reward.trajectory import Action, GroundTruth, Role, Span, TrajectoryView, Turn
 from forage_reward.wire import build_item, read_truth, read_view
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import RewardComponent, RewardRoute, UserReward
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 CODE = REPOSITORY / "tests/data/reward/user_reward.py"

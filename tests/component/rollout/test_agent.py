@@ -14,16 +14,16 @@ from loop_clock import LoopClock
 from scripted_engine import ScriptedEngine
 from waiting import wait_until_async
 
-from forage_common.errors import UnavailableError
-from forage_common.settings.rollout import WeightSettings
-from forage_common.telemetry.waits import list_waits
-from forage_common.text.chat_template import Chat
-from forage_common.v1.rollout_pb2 import RunStreamResponse
-from forage_common.v1.trajectory_pb2 import ChatMessage, Prompt, Purpose, Sampling, Status, TemplateValues
+from forage_proto.v1.rollout_pb2 import RunStreamResponse
+from forage_proto.v1.trajectory_pb2 import ChatMessage, Prompt, Purpose, Sampling, Status, TemplateValues
 from forage_rollout.environments import Action, Episode, Observation
 from forage_rollout.environments.search import Search
 from forage_rollout.links.pool import EnginePool
 from forage_rollout.loop.generation import Generation, RenderedPrompt, Request, build_request, rank_generation
+from forage_runtime.errors import UnavailableError
+from forage_runtime.settings.rollout import WeightSettings
+from forage_runtime.telemetry.waits import list_waits
+from forage_runtime.text.chat_template import Chat
 
 __all__ = ["judge", "library", "make_agent"]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from forage_common.errors import SettingsError
-from forage_common.settings import Settings
 from forage_rollout.core.arguments import build_arguments, check_arguments
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import Settings
 
 
 def make_settings(repeatable: bool = False, **engine: Any) -> Settings:

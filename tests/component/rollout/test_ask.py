@@ -14,13 +14,13 @@ from rollout_backend import AgentBackend, LineEngine
 from typer.testing import CliRunner
 
 from forage_cli.main import app
-from forage_common.settings import load_settings
-from forage_common.telemetry.health import Health, serve_health
-from forage_common.text.chat_template import Chat
-from forage_common.v1.trajectory_pb2 import TemplateValues
+from forage_proto.v1.trajectory_pb2 import TemplateValues
 from forage_rollout.loop.generation import RenderedPrompt
 from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.grpc_api import RolloutApi, make_server
+from forage_runtime.settings import load_settings
+from forage_runtime.telemetry.health import Health, serve_health
+from forage_runtime.text.chat_template import Chat
 
 LIMITS = {"max_start_length": 900, "max_prompt_length": 5000, "max_obs_length": 500, "max_response_length": 500}
 

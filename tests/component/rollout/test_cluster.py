@@ -57,7 +57,7 @@ def test_the_end_of_a_raylet_or_gcs_is_found_and_everything_else_is_ended(tmp_pa
     (tmp_path / "worker.py").write_text("import signal; signal.signal(15, signal.SIG_IGN); signal.pause()")
     script = (
         "import json, os, subprocess, sys, time\n"
-        "from forage_common.settings import Settings\n"
+        "from forage_runtime.settings import Settings\n"
         "from forage_rollout.deployments import cluster as module\n"
         "class Cluster(module.LocalCluster):\n"
         "    def start(self): self._vital = module.find_vital_processes()\n"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 from dispatcher_bench import Bench, answer, build_prompt
 
-from forage_common.v1.trajectory_pb2 import Prompt, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Prompt, TrajectoryGroup
 from forage_rollout import concurrency as module
 from forage_rollout.metrics import Counts
 

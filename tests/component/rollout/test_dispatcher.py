@@ -16,11 +16,11 @@ from loop_clock import LoopClock
 from otlp_receiver import Receiver
 from waiting import WAIT_S, wait_until
 
-from forage_common.settings import EnvironmentRoute
-from forage_common.streams.client import GROUP, Entry, StreamClient
-from forage_common.telemetry import tracing
-from forage_common.v1.trajectory_pb2 import Policy, Prompt, Status, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Policy, Prompt, Status, TrajectoryGroup
+from forage_queue.streams.client import GROUP, Entry, StreamClient
 from forage_rollout import dispatcher as module
+from forage_runtime.settings import EnvironmentRoute
+from forage_runtime.telemetry import tracing
 
 
 async def test_every_prompt_is_answered_once(bench: Bench) -> None:

@@ -10,8 +10,8 @@ import psutil
 import redis
 from dispatcher_bench import Bench, answer, build_prompt
 
-from forage_common.settings import RedisSettings
 from forage_rollout.backpressure import Backpressure
+from forage_runtime.settings import RedisSettings
 
 
 async def test_a_full_stream_of_trajectories_stops_claiming(bench: Bench) -> None:

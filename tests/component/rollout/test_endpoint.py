@@ -13,15 +13,15 @@ import pytest
 from openai_server import MODEL, OpenAIServer, serve_openai
 from rollout_backend import OneDocumentRetriever, OnePointReward
 
-from forage_common.clients.calls import MalformedReplyError, RefusedError
-from forage_common.errors import SettingsError
-from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
-from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose, Sampling, Status, Trajectory
-from forage_policies.announcement import PolicyError
+from forage_proto.v1.trajectory_pb2 import Policy, Prompt, Purpose, Sampling, Status, Trajectory
 from forage_rollout.agent import Agent
 from forage_rollout.engine.endpoint_engine import EndpointEngine, check_endpoint
 from forage_rollout.loop.generation import Request
 from forage_rollout.loop.tokens import FileTokenizer
+from forage_runtime.clients.calls import MalformedReplyError, RefusedError
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
+from forage_weights.announcement import PolicyError
 
 MODEL_FOLDER = Path(__file__).resolve().parents[3] / "models" / "tiny-policy"
 CODEC = FileTokenizer(MODEL_FOLDER)

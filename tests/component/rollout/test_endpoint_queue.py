@@ -8,11 +8,11 @@ from failing_server import FailingServer, build_reply, server
 from loop_clock import LoopClock, loop_clock
 from waiting import wait_until_async
 
-from forage_common.clients.calls import GIVEN_UP
-from forage_common.clients.circuit import OPENED
-from forage_common.clients.concurrency import QUEUED
-from forage_common.settings import EngineSettings
 from forage_rollout.engine.endpoint import Endpoint
+from forage_runtime.clients.calls import GIVEN_UP
+from forage_runtime.clients.circuit import OPENED
+from forage_runtime.clients.concurrency import QUEUED
+from forage_runtime.settings import EngineSettings
 
 __all__ = ["loop_clock", "server"]
 

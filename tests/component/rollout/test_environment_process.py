@@ -15,17 +15,17 @@ from breakout import ATTEMPTS
 from breakout_targets import CODE, open_targets
 from waiting import wait_until_async
 
-from forage_common.clients.calls import RefusedError
-from forage_common.clients.retriever import RetrieverClient, SearchResult
-from forage_common.errors import SettingsError, UnavailableError
-from forage_common.settings import EnvironmentRoute, RolloutSettings, Settings
-from forage_common.settings.security import SecuritySettings
-from forage_common.v1.trajectory_pb2 import ActionKind, Document, Prompt, Provenance
-from forage_isolation import support
-from forage_isolation.support import Support, find_support
+from forage_proto.v1.trajectory_pb2 import ActionKind, Document, Prompt, Provenance
 from forage_rollout.environments import Action, Episode, load_environments
 from forage_rollout.environments.environment import EnvironmentFailedError
 from forage_rollout.environments.remote import RemoteEnvironment
+from forage_runtime.clients.calls import RefusedError
+from forage_runtime.clients.retriever import RetrieverClient, SearchResult
+from forage_runtime.errors import SettingsError, UnavailableError
+from forage_runtime.settings import EnvironmentRoute, RolloutSettings, Settings
+from forage_runtime.settings.security import SecuritySettings
+from forage_sandbox import support
+from forage_sandbox.support import Support, find_support
 
 needs_isolation = pytest.mark.skipif(bool(find_support().missing), reason=f"this machine: {find_support().describe()}")
 OWN = """

@@ -13,11 +13,11 @@ import yaml
 from environment_parts import CASINO, build_settings, run
 from scripted_engine import ScriptedEngine
 
-from forage_common.clients.retriever import RetrieverClient
-from forage_common.errors import SettingsError
-from forage_common.settings import EnvironmentRoute
-from forage_common.v1.trajectory_pb2 import Purpose, Status
+from forage_proto.v1.trajectory_pb2 import Purpose, Status
 from forage_rollout.environments import load_environments
+from forage_runtime.clients.retriever import RetrieverClient
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import EnvironmentRoute
 
 
 @pytest.fixture

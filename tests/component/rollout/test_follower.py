@@ -15,17 +15,17 @@ from policy_files import Publications
 from structlog.testing import capture_logs
 from waiting import wait_until_async as until
 
-from forage_cli.runs.operations import read_history
-from forage_common.settings import RedisSettings, RunSettings, Settings
-from forage_common.streams.client import StreamClient
-from forage_common.streams.history import open_history
-from forage_common.v1.trajectory_pb2 import Policy, Replica
-from forage_policies.admission import sign_announcement
-from forage_policies.announcement import PolicyError
+from forage_proto.v1.trajectory_pb2 import Policy, Replica
+from forage_queue.checker.operations import read_history
+from forage_queue.streams.client import StreamClient
+from forage_queue.streams.history import open_history
 from forage_rollout.deployments import follower
 from forage_rollout.deployments.follower import Follower
 from forage_rollout.weights.holding import hold_policy, open_cache
 from forage_rollout.weights.policy import is_newer
+from forage_runtime.settings import RedisSettings, RunSettings, Settings
+from forage_weights.admission import sign_announcement
+from forage_weights.announcement import PolicyError
 
 FIRST = Policy(version=1, epoch=1)
 NEVER_S = 3600.0

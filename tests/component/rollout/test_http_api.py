@@ -17,15 +17,15 @@ from otlp_receiver import Receiver
 from rollout_backend import LINES, AgentBackend, LineEngine
 from waiting import wait_until_async as wait_until
 
-from forage_common.security.tokens import TokenFile
-from forage_common.settings import EngineSettings, RolloutSettings, Settings
-from forage_common.telemetry import tracing
-from forage_common.telemetry.health import Health
-from forage_common.v1.trajectory_pb2 import Sampling, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Sampling, TrajectoryGroup
 from forage_rollout.engine.sampling_parameters import RefusedSamplingError, find_refusal
 from forage_rollout.engine.stops import StopTexts
 from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.http_api import MAX_BODY_BYTES, make_app
+from forage_runtime.security.tokens import TokenFile
+from forage_runtime.settings import EngineSettings, RolloutSettings, Settings
+from forage_runtime.telemetry import tracing
+from forage_runtime.telemetry.health import Health
 
 SIZES = {"max_start_length": 2000, "max_prompt_length": 5000, "max_obs_length": 500, "max_response_length": 500}
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from knowledge_graph import graph, load_environment, run, say_query
 from scripted_engine import ScriptedEngine
 
-from forage_common.settings import RolloutSettings
-from forage_common.v1.trajectory_pb2 import Status
+from forage_proto.v1.trajectory_pb2 import Status
+from forage_runtime.settings import RolloutSettings
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 environment = load_environment()

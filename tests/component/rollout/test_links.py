@@ -14,11 +14,7 @@ from linked_engine import KEY, CuttingWire, SamplingEngine, sample, serve, start
 from waiting import WAIT_S
 from waiting import wait_until_async as wait_until
 
-from forage_common.clients.calls import MalformedReplyError, RefusedError
-from forage_common.errors import UnavailableError
-from forage_common.security.refusals import REFUSED
-from forage_common.text.chat_template import Chat
-from forage_common.v1.trajectory_pb2 import TemplateValues
+from forage_proto.v1.trajectory_pb2 import TemplateValues
 from forage_rollout.links import link as link_module
 from forage_rollout.links import pool as pool_module
 from forage_rollout.links.connection import FrameConnection
@@ -29,6 +25,10 @@ from forage_rollout.links.pool import MAX_LOSSES, EnginePool
 from forage_rollout.links.server import WIRE
 from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
 from forage_rollout.weights.policy import EngineLostError, NotServingError
+from forage_runtime.clients.calls import MalformedReplyError, RefusedError
+from forage_runtime.errors import UnavailableError
+from forage_runtime.security.refusals import REFUSED
+from forage_runtime.text.chat_template import Chat
 
 ASKED = Request([1, 2, 3], 4, 0.5, 0.9, 7, 11, ("</x>",), 2, "group", 5)
 

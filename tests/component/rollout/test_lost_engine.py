@@ -7,7 +7,7 @@ from agent_parts import Judge, Library, MakeAgent, judge, library, make_agent
 from dispatcher_bench import Bench
 from linked_engine import LINES, start_engine
 
-from forage_common.v1.trajectory_pb2 import ChatMessage, Prompt, Sampling, Status
+from forage_proto.v1.trajectory_pb2 import ChatMessage, Prompt, Sampling, Status
 from forage_rollout.links.pool import EnginePool
 
 __all__ = ["judge", "library", "make_agent"]

@@ -16,16 +16,16 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from waiting import WAIT_S
 
-from forage_common.addresses import listen
-from forage_common.security.http.guard import RequestGuard
-from forage_common.security.http.server import make_protocol
-from forage_common.security.tls import make_client_context
-from forage_common.security.tokens import TokenFile
-from forage_common.settings import Settings, TlsSettings
 from forage_rollout.deployments import readiness
 from forage_rollout.deployments.readiness import _open_client, _probe_retriever
 from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.http_api import WIRE, make_app
+from forage_runtime.addresses import listen
+from forage_runtime.security.http.guard import RequestGuard
+from forage_runtime.security.http.server import make_protocol
+from forage_runtime.security.tls import make_client_context
+from forage_runtime.security.tokens import TokenFile
+from forage_runtime.settings import Settings, TlsSettings
 
 OFF = TlsSettings()
 

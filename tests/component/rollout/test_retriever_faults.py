@@ -19,7 +19,7 @@ from faulty_services import (
     reply_with_documents,
 )
 
-from forage_common.v1.trajectory_pb2 import (
+from forage_proto.v1.trajectory_pb2 import (
     ActionKind,
     Status,
     Trajectory,

@@ -9,9 +9,9 @@ import grpc
 import pytest
 from faulty_services import MakeParts
 
-from forage_common.v1.reward_pb2 import ScoreResponse
-from forage_common.v1.reward_pb2_grpc import RewardServicer, add_RewardServicer_to_server
-from forage_common.v1.trajectory_pb2 import Status
+from forage_proto.v1.reward_pb2 import ScoreResponse
+from forage_proto.v1.reward_pb2_grpc import RewardServicer, add_RewardServicer_to_server
+from forage_proto.v1.trajectory_pb2 import Status
 
 
 @pytest.mark.parametrize("fault", ["too few", "another's"])

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from forage_common.errors import SettingsError
-from forage_common.settings import Settings, load_settings
-from forage_common.v1.trajectory_pb2 import Sampling
+from forage_proto.v1.trajectory_pb2 import Sampling
 from forage_rollout.engine.sampling_check import check_before_start, check_sampling
 from forage_rollout.engine.sampling_parameters import RefusedSamplingError, build_parameters, find_refusal
 from forage_rollout.engine.stops import StopTexts
 from forage_rollout.loop.generation import Request
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import Settings, load_settings
 
 PENALTY = "trainer.algorithm.probe_penalty"
 SAMPLED: dict[str, Any] = {"token_ids": [0], "temperature": 1.0, "top_p": 1.0, "top_k": -1, "seed": None}

@@ -12,11 +12,11 @@ import redis
 from dispatcher_bench import FIRST, Engine
 from waiting import wait_until_async
 
-from forage_common.settings import RedisSettings
-from forage_common.streams.client import StreamClient
-from forage_common.v1.trajectory_pb2 import Policy, Replica
+from forage_proto.v1.trajectory_pb2 import Policy, Replica
+from forage_queue.streams.client import StreamClient
 from forage_rollout import served as module
 from forage_rollout.served import ServedPolicies
+from forage_runtime.settings import RedisSettings
 
 SECOND, THIRD = Policy(version=2, epoch=1), Policy(version=3, epoch=1)
 NEVER_S = 3600.0

@@ -17,13 +17,7 @@ from otlp_receiver import Receiver
 from rollout_backend import LINES, AgentBackend, LineEngine
 from waiting import wait_until_async as wait_until
 
-from forage_common.clients.rollout import RolloutClient
-from forage_common.errors import SettingsError, UnavailableError
-from forage_common.security.tokens import TokenFile, authorization_metadata
-from forage_common.settings import EngineSettings, RolloutSettings, Settings, TlsSettings
-from forage_common.telemetry import tracing
-from forage_common.telemetry.health import Health
-from forage_common.v1.rollout_pb2 import (
+from forage_proto.v1.rollout_pb2 import (
     GetStatusRequest,
     PauseRequest,
     ResumeRequest,
@@ -31,12 +25,18 @@ from forage_common.v1.rollout_pb2 import (
     RunStreamRequest,
     UpdateWeightsRequest,
 )
-from forage_common.v1.rollout_pb2_grpc import RolloutStub
-from forage_common.v1.trajectory_pb2 import ActionKind, ChatMessage, Policy, Prompt, Purpose, Sampling, Status
+from forage_proto.v1.rollout_pb2_grpc import RolloutStub
+from forage_proto.v1.trajectory_pb2 import ActionKind, ChatMessage, Policy, Prompt, Purpose, Sampling, Status
 from forage_rollout.metrics import Snapshot
 from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.grpc_api import RolloutApi, make_server
 from forage_rollout.weights.policy import find_oldest
+from forage_runtime.clients.rollout import RolloutClient
+from forage_runtime.errors import SettingsError, UnavailableError
+from forage_runtime.security.tokens import TokenFile, authorization_metadata
+from forage_runtime.settings import EngineSettings, RolloutSettings, Settings, TlsSettings
+from forage_runtime.telemetry import tracing
+from forage_runtime.telemetry.health import Health
 
 SIZES = {"max_start_length": 500, "max_prompt_length": 5000, "max_obs_length": 500, "max_response_length": 500}
 

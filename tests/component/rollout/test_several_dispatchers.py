@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from dispatcher_bench import Bench, answer, build_prompt
 
-from forage_common.settings import Settings
-from forage_common.v1.trajectory_pb2 import Prompt, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Prompt, TrajectoryGroup
 from forage_rollout.worker_names import WorkerName
+from forage_runtime.settings import Settings
 
 HOLD = (
-    "import sys; from forage_common.settings import Settings; from forage_rollout.worker_names import WorkerName;"
+    "import sys; from forage_runtime.settings import Settings; from forage_rollout.worker_names import WorkerName;"
     "name = WorkerName(Settings()); print(name.text, flush=True); sys.stdin.read()"
 )
 

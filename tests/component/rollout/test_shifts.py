@@ -12,13 +12,13 @@ import redis
 from structlog.testing import capture_logs
 from waiting import wait_until_async as until
 
-from forage_common.settings import RedisSettings
-from forage_common.streams.client import StreamClient
-from forage_common.v1.trajectory_pb2 import Policy, Replica, Shift
-from forage_policies.announcement import PolicyError
+from forage_proto.v1.trajectory_pb2 import Policy, Replica, Shift
+from forage_queue.streams.client import StreamClient
 from forage_rollout.deployments import follower, shifts
 from forage_rollout.deployments.follower import Follower
 from forage_rollout.deployments.shifts import Shifts
+from forage_runtime.settings import RedisSettings
+from forage_weights.announcement import PolicyError
 
 FIRST, SECOND, THIRD = (Policy(version=version, epoch=1) for version in (1, 2, 3))
 
@@ -259,7 +259,7 @@ async def test_engines_wake_after_a_trainer_that_is_silent_but_not_after_one_tha
 async def test_engines_sleep_on_while_redis_is_away(
     bench: Bench, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forage_common.errors import UnavailableError
+    from forage_runtime.errors import UnavailableError
 
     own = Shifts(bench.connect(), "replica")
     bench.give(True)

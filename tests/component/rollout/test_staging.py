@@ -22,11 +22,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from waiting import wait_until
 
-from forage_policies.delta import encode_delta
-from forage_policies.tensors import open_tensors
 from forage_rollout.weights.reload import is_patchable, load_patches, load_whole
 from forage_rollout.weights.shadow import Shadow
 from forage_rollout.weights.staging import Stage, build_patches
+from forage_weights.delta import encode_delta
+from forage_weights.tensors import open_tensors
 
 pytestmark = pytest.mark.timeout(300)
 WEIGHTS = "model.safetensors"

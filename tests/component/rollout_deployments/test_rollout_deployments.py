@@ -11,8 +11,8 @@ from listening import LOOPBACK, list_listening
 from scripted_cluster import REPLICAS
 from waiting import wait_until
 
-from forage_common.errors import SettingsError
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_proto.v1.trajectory_pb2 import Policy
+from forage_runtime.errors import SettingsError
 
 if TYPE_CHECKING:  # it imports Ray, which reads its environment then
     from serve_parts import Inside

@@ -26,14 +26,14 @@ def test_a_change_of_one_service_touches_its_tests_and_whole_runs(monkeypatch: p
 
 
 def test_a_change_of_what_all_import_touches_all_services(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = select(monkeypatch, "services/common/forage_common/settings/__init__.py")
+    chosen = select(monkeypatch, "libs/runtime/forage_runtime/settings/__init__.py")
     assert {f"{kind}/{part}" for kind in ("unit", "component") for part in ("trainer", "rollout", "cli")} <= chosen
 
 
 def test_a_script_of_redis_counts_as_the_package_that_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_module("services/common/forage_common/streams/scripts/fence.lua") == "forage_common.streams"
-    assert "forage_trainer.data.batcher" in find_affected("forage_common.streams")
-    assert "component/trainer" in select(monkeypatch, "services/common/forage_common/streams/scripts/fence.lua")
+    assert find_module("libs/queue/forage_queue/streams/scripts/fence.lua") == "forage_queue.streams"
+    assert "forage_trainer.data.batcher" in find_affected("forage_queue.streams")
+    assert "component/trainer" in select(monkeypatch, "libs/queue/forage_queue/streams/scripts/fence.lua")
 
 
 def test_a_support_module_touches_the_tests_that_import_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def test_what_no_import_shows_touches_all(monkeypatch: pytest.MonkeyPatch, name:
 def test_prose_touches_only_tests_that_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = select(monkeypatch, "README.md")
     assert "unit/scripts" in chosen
-    assert "unit/isolation" not in chosen
+    assert "unit/sandbox" not in chosen
 
 
 def test_the_front_end_has_tests_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ class Checkout:
         for name in ("scripts/console.sh", f"{WEB}/package.json", f"{WEB}/package-lock.json"):
             self.write(name, (REPOSITORY / name).read_text())
         shutil.copymode(REPOSITORY / "scripts/console.sh", root / "scripts/console.sh")
-        for name in (f"{WEB}/src/main.tsx", f"{WEB}/src/main.test.tsx", "services/cli/forage_cli/reports/theme.css"):
+        for name in (f"{WEB}/src/main.tsx", f"{WEB}/src/main.test.tsx", "cli/forage_cli/reports/theme.css"):
             self.write(name, "")
         self.write("bin/node", NODE, 0o755)
         self.write("bin/npm", NPM, 0o755)
@@ -68,9 +68,7 @@ def test_pages_are_built_once_for_what_they_are_built_from(checkout: Checkout) -
     assert checkout.build() == (0, "", [])
 
 
-@pytest.mark.parametrize(
-    "name", [f"{WEB}/src/main.tsx", f"{WEB}/src/new.ts", "services/cli/forage_cli/reports/theme.css"]
-)
+@pytest.mark.parametrize("name", [f"{WEB}/src/main.tsx", f"{WEB}/src/new.ts", "cli/forage_cli/reports/theme.css"])
 def test_a_changed_source_is_built_without_installing_again(checkout: Checkout, name: str) -> None:
     checkout.build()
     checkout.write(name, "changed")

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from trainer_parts import build_question
 
-from forage_common.errors import DataError
-from forage_common.settings import Settings
 from forage_records.questions import Questions, read_questions
+from forage_runtime.errors import DataError
+from forage_runtime.settings import Settings
 from forage_trainer.chats.chat_tokenizer import ChatTokenizer
 
 STRICT = (

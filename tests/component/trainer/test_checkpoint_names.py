@@ -15,8 +15,8 @@ from random_model import build_random_model
 from trainer_parts import VOCABULARY, save_checkpoint, write_model
 from transformers import AutoModelForCausalLM
 
-from forage_common.errors import UserError
-from forage_common.settings import load_settings
+from forage_runtime.errors import UserError
+from forage_runtime.settings import load_settings
 from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.export import export_policy
 from forage_trainer.engine.policy_worker import PolicyWorker

@@ -9,14 +9,14 @@ import pytest
 from key_pairs import make_signatures
 from trainer_parts import save_checkpoint
 
-from forage_common.errors import SettingsError, UserError
-from forage_common.settings import RedisSettings, load_settings
-from forage_common.stop import Stop
-from forage_common.streams.client import StreamClient
-from forage_common.streams.payloads import Payloads
-from forage_common.telemetry.health import Health
-from forage_common.v1.trajectory_pb2 import Prompt, Shift, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Prompt, Shift, TrajectoryGroup
+from forage_queue.streams.client import StreamClient
+from forage_queue.streams.payloads import Payloads
 from forage_records.questions import Questions
+from forage_runtime.errors import SettingsError, UserError
+from forage_runtime.settings import RedisSettings, load_settings
+from forage_runtime.stop import Stop
+from forage_runtime.telemetry.health import Health
 from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.kept_groups import KeptGroups
 from forage_trainer.checkpoints.start import take_over

@@ -12,13 +12,13 @@ from feeding_bench import PATIENCE_S
 from trainer_parts import make_group
 from waiting import WAIT_S
 
-from forage_common.errors import FencedError
-from forage_common.settings import RedisSettings, Settings, load_settings
-from forage_common.stop import Stop
-from forage_common.streams.client import Entry, StreamClient
-from forage_common.telemetry.health import Health
-from forage_common.v1.trajectory_pb2 import GroundTruth, Policy, Prompt, Replica, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import GroundTruth, Policy, Prompt, Replica, TrajectoryGroup
+from forage_queue.streams.client import Entry, StreamClient
 from forage_records.questions import Question
+from forage_runtime.errors import FencedError
+from forage_runtime.settings import RedisSettings, Settings, load_settings
+from forage_runtime.stop import Stop
+from forage_runtime.telemetry.health import Health
 from forage_trainer.checkpoints.pending import PendingSteps
 from forage_trainer.data import arrivals
 from forage_trainer.data.batcher import MAX_STALE_ATTEMPTS, Batcher, BatchTimeoutError, StaleGroupsError

@@ -35,18 +35,18 @@ from redis_process import RedisProcess
 from trainer_parts import make_group
 from waiting import WAIT_S
 
-from forage_cli.runs.history import Limits, check_operations
-from forage_cli.runs.operations import read_history
-from forage_common.errors import FencedError
-from forage_common.settings import Settings, load_settings
-from forage_common.stop import Stop
-from forage_common.streams import payloads
-from forage_common.streams.client import GROUP, VALIDATION, Entry, StreamClient
-from forage_common.streams.history import open_history
-from forage_common.streams.payloads import FOLDER, Payloads
-from forage_common.telemetry.health import Health
-from forage_common.v1.trajectory_pb2 import GroundTruth, Policy, Prompt
+from forage_proto.v1.trajectory_pb2 import GroundTruth, Policy, Prompt
+from forage_queue.checker.check import Limits, check_operations
+from forage_queue.checker.operations import read_history
+from forage_queue.streams import payloads
+from forage_queue.streams.client import GROUP, VALIDATION, Entry, StreamClient
+from forage_queue.streams.history import open_history
+from forage_queue.streams.payloads import FOLDER, Payloads
 from forage_records.questions import Question
+from forage_runtime.errors import FencedError
+from forage_runtime.settings import Settings, load_settings
+from forage_runtime.stop import Stop
+from forage_runtime.telemetry.health import Health
 from forage_trainer.checkpoints.kept_groups import KeptGroups
 from forage_trainer.checkpoints.manifest import ConsumedStep, Manifest
 from forage_trainer.checkpoints.pending import PendingSteps

@@ -16,18 +16,18 @@ from safetensors.torch import load_file
 from trainer_parts import write_model
 from waiting import WAIT_S
 
-from forage_common.errors import DataError, FencedError
-from forage_common.settings import PublishSettings, RedisSettings
-from forage_common.stop import Stop
-from forage_common.streams.client import StreamClient
-from forage_common.telemetry.health import Health
-from forage_common.v1.trajectory_pb2 import Policy, Replica
-from forage_policies.announcement import list_parts, verify_files
-from forage_policies.folders import make_whole
+from forage_proto.v1.trajectory_pb2 import Policy, Replica
+from forage_queue.streams.client import StreamClient
+from forage_runtime.errors import DataError, FencedError
+from forage_runtime.settings import PublishSettings, RedisSettings
+from forage_runtime.stop import Stop
+from forage_runtime.telemetry.health import Health
 from forage_trainer.waiting import RedisRetry
 from forage_trainer.weights.model_files import Adapter
 from forage_trainer.weights.policy_store import PolicyStore
 from forage_trainer.weights.publisher import DELTA, KEEP_NEWEST, Publisher, measure_published
+from forage_weights.announcement import list_parts, verify_files
+from forage_weights.folders import make_whole
 
 Weights = dict[str, torch.Tensor]
 

@@ -10,7 +10,7 @@ import sys
 def test_gpus_are_hidden_from_a_trainer_on_cpus_before_torch_is_loaded() -> None:
     lines = ["import os, sys", "from forage_trainer.device import prepare_device"]
     lines += [
-        "from forage_common.settings import TrainerSettings",
+        "from forage_runtime.settings import TrainerSettings",
         "on = prepare_device(TrainerSettings(device='cpu'))",
     ]
     lines += ["print(on, repr(os.environ['CUDA_VISIBLE_DEVICES']), 'torch' in sys.modules)"]

@@ -28,17 +28,17 @@ from safetensors.torch import load_file
 from trainer_parts import write_model
 from waiting import WAIT_S, wait_until
 
-from forage_common.errors import UserError
-from forage_common.settings import RedisSettings, load_settings
-from forage_common.stop import Stop
-from forage_common.streams.client import StreamClient
-from forage_common.telemetry.health import Health
-from forage_common.v1.trajectory_pb2 import Policy
-from forage_policies.digests import compute_digest
+from forage_proto.v1.trajectory_pb2 import Policy
+from forage_queue.streams.client import StreamClient
+from forage_runtime.errors import UserError
+from forage_runtime.settings import RedisSettings, load_settings
+from forage_runtime.stop import Stop
+from forage_runtime.telemetry.health import Health
 from forage_trainer.waiting import RedisRetry
 from forage_trainer.weights.direct_sender import open_sender
 from forage_trainer.weights.policy_store import PolicyStore
 from forage_trainer.weights.publisher import Publisher
+from forage_weights.digests import compute_digest
 
 __all__ = ["pool", "stall_s", "start"]
 
@@ -135,7 +135,7 @@ def test_garbage_to_the_port_harms_nobody(tmp_path: Path, start: Start) -> None:
 
     from torch.distributed import TCPStore
 
-    from forage_policies.direct import REQUESTS
+    from forage_weights.direct import REQUESTS
 
     source = write(tmp_path / "source", 20 << 20)
     trainer, engine = start("trainer"), start("engine")

@@ -9,8 +9,8 @@ import torch
 from spmd_process import build_rows
 from trainer_parts import write_model
 
-from forage_common.errors import UserError
-from forage_common.settings import TrainingEngineSettings, load_settings
+from forage_runtime.errors import UserError
+from forage_runtime.settings import TrainingEngineSettings, load_settings
 from forage_trainer.engine.engine_config import build_engine_config, build_model_config, resolve_engine
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.engine.verl_worker import VerlWorker

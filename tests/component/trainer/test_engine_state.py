@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from spmd_process import build_rows
 from trainer_parts import write_model
 
-from forage_common.errors import DataError
-from forage_common.settings import Settings, load_settings
+from forage_runtime.errors import DataError
+from forage_runtime.settings import Settings, load_settings
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.weights.shards import read_whole
 

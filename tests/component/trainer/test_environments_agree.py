@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from waiting import WAIT_S
 
-from forage_common.errors import UserError
-from forage_common.settings import RedisSettings, load_settings
-from forage_common.stop import Stop
-from forage_common.streams.client import StreamClient
-from forage_common.telemetry.health import Health
-from forage_common.v1.trajectory_pb2 import GroundTruth
+from forage_proto.v1.trajectory_pb2 import GroundTruth
+from forage_queue.streams.client import StreamClient
 from forage_records.questions import Question, Questions
+from forage_runtime.errors import UserError
+from forage_runtime.settings import RedisSettings, load_settings
+from forage_runtime.stop import Stop
+from forage_runtime.telemetry.health import Health
 from forage_trainer.data.routes import EnvironmentCheck
 from forage_trainer.waiting import RedisRetry
 

@@ -12,8 +12,8 @@ from trainer_parts import save_checkpoint, write_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from forage_common.errors import DataError
-from forage_common.settings import load_settings
+from forage_runtime.errors import DataError
+from forage_runtime.settings import load_settings
 from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.export import export_policy, find_checkpoint, read_weights
 from forage_trainer.command import app

@@ -11,7 +11,7 @@ import pytest
 from failed_batches import RECIPES, Bench, assert_trains_as_survivors, build, draw_batch, model
 from trainer_parts import build_trajectory
 
-from forage_common.v1.trajectory_pb2 import Status
+from forage_proto.v1.trajectory_pb2 import Status
 from forage_trainer.data import selection
 
 __all__ = ["build", "model"]

@@ -10,11 +10,11 @@ import pytest
 from feeding_bench import PATIENCE_S, SIZE, Bench
 from waiting import WAIT_S, wait_until
 
-from forage_common.errors import SettingsError, UnavailableError
-from forage_common.settings import RedisSettings, load_settings
-from forage_common.stop import Stop, Stopped
-from forage_common.streams.client import StreamClient
-from forage_common.telemetry.health import Health
+from forage_queue.streams.client import StreamClient
+from forage_runtime.errors import SettingsError, UnavailableError
+from forage_runtime.settings import RedisSettings, load_settings
+from forage_runtime.stop import Stop, Stopped
+from forage_runtime.telemetry.health import Health
 from forage_trainer.data.arrivals import Receiver
 from forage_trainer.data.batcher import WAIT_SECONDS, BatchTimeoutError
 from forage_trainer.data.feeder import sampling_seed

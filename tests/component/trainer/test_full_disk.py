@@ -15,11 +15,11 @@ from full_disk import SmallDisk, small_disk
 from trainer_parts import make_group
 from waiting import WAIT_S, wait_until
 
-from forage_common.errors import DiskFullError
-from forage_common.settings import load_settings
-from forage_common.stop import Stop
-from forage_common.streams.client import Entry
-from forage_common.telemetry.health import Health
+from forage_queue.streams.client import Entry
+from forage_runtime.errors import DiskFullError
+from forage_runtime.settings import load_settings
+from forage_runtime.stop import Stop
+from forage_runtime.telemetry.health import Health
 from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.kept_groups import KeptGroups
 from forage_trainer.data.batcher import Batch

@@ -17,18 +17,18 @@ from trainer_parts import ScriptedRollout, read_lines
 from training_loop import BATCH, model, read_metrics, train
 from waiting import WAIT_S
 
-from forage_common.errors import FencedError, UserError
-from forage_common.settings import RedisSettings, Settings
-from forage_common.streams.client import StreamClient
-from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose, TrajectoryGroup
-from forage_policies.admission import Admission
-from forage_policies.folders import open_whole
-from forage_policies.signed_folder import verify_published
-from forage_policies.storage import StorageError
+from forage_proto.v1.trajectory_pb2 import Policy, Prompt, Purpose, TrajectoryGroup
+from forage_queue.streams.client import StreamClient
+from forage_runtime.errors import FencedError, UserError
+from forage_runtime.settings import RedisSettings, Settings
 from forage_trainer.checkpoints import checkpoint
 from forage_trainer.data.batcher import Batch
 from forage_trainer.step import PolicyStep
 from forage_trainer.weights.policy_store import PolicyStore
+from forage_weights.admission import Admission
+from forage_weights.folders import open_whole
+from forage_weights.signed_folder import verify_published
+from forage_weights.storage import StorageError
 
 __all__ = ["model", "train"]
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from trainer_parts import build_trajectory, write_model
 
-from forage_common.settings import AlgorithmSettings, load_settings
-from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
+from forage_runtime.settings import AlgorithmSettings, load_settings
 from forage_trainer.data.selection import select_trajectories
 from forage_trainer.data.tensors import StepTensors, build_step_tensors
 from forage_trainer.engine.policy_worker import PolicyWorker

@@ -11,8 +11,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from forage_common.errors import DataError
-from forage_common.settings import Settings
+from forage_runtime.errors import DataError
+from forage_runtime.settings import Settings
 from forage_trainer.model_check.__main__ import app, list_facts
 from forage_trainer.weights.completeness import check_complete
 

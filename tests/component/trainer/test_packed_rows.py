@@ -12,9 +12,9 @@ from random_model import build_random_model, write_random_model, write_value_mod
 from trainer_parts import VOCABULARY, build_trajectory
 
 import forage_trainer.engine.gpu_engine  # noqa: F401  (registers the engines of GPUs)
-from forage_common.errors import UserError
-from forage_common.settings import Settings
-from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
+from forage_runtime.errors import UserError
+from forage_runtime.settings import Settings
 from forage_trainer.data.selection import select_trajectories
 from forage_trainer.data.tensors import StepTensors, build_step_tensors
 from forage_trainer.engine.policy_worker import PolicyWorker

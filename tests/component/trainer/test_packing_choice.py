@@ -12,7 +12,7 @@ import torch
 from random_model import build_random_model
 from trainer_parts import VOCABULARY, write_model
 
-from forage_common.errors import UserError
+from forage_runtime.errors import UserError
 from forage_trainer.engine.policy_worker import PolicyWorker
 
 PACKED = ["trainer.engine.use_remove_padding=true"]

@@ -13,8 +13,8 @@ import torch
 from engine_updates import assert_same_gradients, assert_same_step, read_parameters, record_updates, take_weights
 from trainer_parts import PROMPT_TOKENS, build_trajectory, write_model
 
-from forage_common.settings import AlgorithmSettings, Settings, load_settings
-from forage_common.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
+from forage_runtime.settings import AlgorithmSettings, Settings, load_settings
 from forage_trainer.algorithms.estimators.grpo import grpo_outcome
 from forage_trainer.data.selection import select_trajectories
 from forage_trainer.data.tensors import StepTensors, build_step_tensors

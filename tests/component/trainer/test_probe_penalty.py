@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from trainer_parts import build_trajectory, make_group
 
-from forage_common.settings import load_settings
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_proto.v1.trajectory_pb2 import Policy
+from forage_runtime.settings import load_settings
 from forage_trainer.validation.probe_penalty import ProbePenalty
 
 

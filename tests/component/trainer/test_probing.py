@@ -25,9 +25,9 @@ from probing_parts import (
 from prometheus_client import REGISTRY
 from waiting import wait_until
 
-from forage_common.errors import SettingsError
-from forage_common.settings import Settings
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_proto.v1.trajectory_pb2 import Policy
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import Settings
 
 __all__ = ["sampler", "scripted", "settings", "shared"]
 
@@ -120,8 +120,8 @@ def test_a_killed_probe_is_repeated(
         import sys
         from pathlib import Path
         from forage_records.questions import read_questions
-        from forage_common.settings import load_settings
-        from forage_common.v1.trajectory_pb2 import Policy
+        from forage_runtime.settings import load_settings
+        from forage_proto.v1.trajectory_pb2 import Policy
         from forage_trainer.reporting.progress import StateFile
         from forage_trainer.validation.probe import ValidationProbe
         settings = load_settings(Path(sys.argv[1]), (), {})

@@ -16,18 +16,18 @@ from safetensors.torch import load_file
 from trainer_parts import write_model
 from waiting import WAIT_S, wait_until
 
-from forage_common.errors import UserError
-from forage_common.settings import PublishSettings, RedisSettings
-from forage_common.stop import Stop, Stopped
-from forage_common.streams.client import StreamClient
-from forage_common.telemetry.health import Health
-from forage_common.telemetry.waits import list_waits
-from forage_common.v1.trajectory_pb2 import Policy, Replica
-from forage_policies.cache import PolicyCache
-from forage_policies.storage import delete_folder, list_folders
+from forage_proto.v1.trajectory_pb2 import Policy, Replica
+from forage_queue.streams.client import StreamClient
+from forage_runtime.errors import UserError
+from forage_runtime.settings import PublishSettings, RedisSettings
+from forage_runtime.stop import Stop, Stopped
+from forage_runtime.telemetry.health import Health
+from forage_runtime.telemetry.waits import list_waits
 from forage_trainer.waiting import RedisRetry, StorageRetry
 from forage_trainer.weights.policy_store import PolicyStore
 from forage_trainer.weights.publisher import KEEP_NEWEST, Publisher
+from forage_weights.cache import PolicyCache
+from forage_weights.storage import delete_folder, list_folders
 
 ROOT = f"s3://{BUCKET}/run"
 Weights = dict[str, torch.Tensor]

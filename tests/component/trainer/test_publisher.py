@@ -18,22 +18,22 @@ from safetensors.torch import load_file
 from trainer_parts import write_model
 from waiting import WAIT_S
 
-from forage_common.errors import DiskFullError, FencedError
-from forage_common.security.signatures import Purpose
-from forage_common.settings import PublishSettings, RedisSettings
-from forage_common.stop import Stop
-from forage_common.streams.client import StreamClient
-from forage_common.telemetry.health import Health
-from forage_common.v1.trajectory_pb2 import Replica
-from forage_policies.admission import describe_announcement
-from forage_policies.digests import compute_digest
-from forage_policies.folders import SIGNED, open_whole
-from forage_policies.signed_folder import verify_published
+from forage_proto.v1.trajectory_pb2 import Replica
+from forage_queue.streams.client import StreamClient
+from forage_runtime.errors import DiskFullError, FencedError
+from forage_runtime.security.signatures import Purpose
+from forage_runtime.settings import PublishSettings, RedisSettings
+from forage_runtime.stop import Stop
+from forage_runtime.telemetry.health import Health
 from forage_trainer.waiting import RedisRetry
 from forage_trainer.weights.model_files import Adapter, split_shards, write_model_folder
 from forage_trainer.weights.policy_store import PolicyStore
 from forage_trainer.weights.publisher import KEEP_NEWEST, Publisher
 from forage_trainer.weights.safetensors_file import digest_safetensors, write_safetensors
+from forage_weights.admission import describe_announcement
+from forage_weights.digests import compute_digest
+from forage_weights.folders import SIGNED, open_whole
+from forage_weights.signed_folder import verify_published
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from long_folder import make_long_folder
 
-from forage_common.errors import UserError
-from forage_common.settings import load_settings
+from forage_runtime.errors import UserError
+from forage_runtime.settings import load_settings
 from forage_trainer.__main__ import main
 
 
@@ -25,7 +25,7 @@ def test_an_address_without_ray_is_refused(monkeypatch: pytest.MonkeyPatch, free
 
 def test_ray_starts_where_the_folder_of_temporary_files_has_a_long_path(tmp_path: Path) -> None:
     script = (
-        "from forage_common.settings import load_settings\n"
+        "from forage_runtime.settings import load_settings\n"
         "from forage_trainer.launch.ray_launcher import _connect\n"
         "with _connect(load_settings(None, [], {}).trainer):\n"
         "    import ray\n"

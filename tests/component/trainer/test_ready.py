@@ -10,10 +10,10 @@ from trainer_parts import make_group
 from waiting import WAIT_S
 
 from forage_cli.runs.ledger import GroupCounts, count_groups
-from forage_common.errors import SettingsError
-from forage_common.settings import load_settings
-from forage_common.streams.client import Entry
-from forage_common.v1.trajectory_pb2 import Prompt
+from forage_proto.v1.trajectory_pb2 import Prompt
+from forage_queue.streams.client import Entry
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import load_settings
 from forage_trainer.checkpoints.pending import PendingSteps
 from forage_trainer.columns.arrived import encode_group
 from forage_trainer.data.batcher import Batch, BatchTimeoutError

@@ -9,7 +9,7 @@ from feeding_bench import PATIENCE_S, SIZE, Bench
 from trainer_parts import make_group
 from waiting import WAIT_S, wait_until
 
-from forage_common.v1.trajectory_pb2 import Status
+from forage_proto.v1.trajectory_pb2 import Status
 from forage_trainer.data import feeder
 from forage_trainer.data.batcher import BatchTimeoutError
 

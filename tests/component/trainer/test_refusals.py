@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
-from forage_common.settings import RedisSettings
-from forage_common.stop import Stop
-from forage_common.streams.client import StreamClient
-from forage_common.telemetry.health import Health
-from forage_common.v1.trajectory_pb2 import Policy, Replica
+from forage_proto.v1.trajectory_pb2 import Policy, Replica
+from forage_queue.streams.client import StreamClient
+from forage_runtime.settings import RedisSettings
+from forage_runtime.stop import Stop
+from forage_runtime.telemetry.health import Health
 from forage_trainer.waiting import RedisRetry
 from forage_trainer.weights.refusals import REFUSALS, REFUSING, Refusals
 

@@ -13,8 +13,8 @@ import torch
 from spmd_process import build_rows
 from trainer_parts import write_model
 
-from forage_common.errors import SettingsError
-from forage_common.settings import Settings, load_settings
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import Settings, load_settings
 from forage_trainer.engine.policy_worker import PolicyWorker
 
 STEPS, LR, CRITIC_LR = 6, 1e-3, 2e-3

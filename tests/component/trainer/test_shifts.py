@@ -10,12 +10,12 @@ import pytest
 import redis
 from waiting import WAIT_S, wait_until
 
-from forage_common.errors import FencedError, UnavailableError
-from forage_common.settings import RedisSettings
-from forage_common.stop import Stop
-from forage_common.streams.client import StreamClient
-from forage_common.telemetry.health import Health
-from forage_common.v1.trajectory_pb2 import Replica, Shift
+from forage_proto.v1.trajectory_pb2 import Replica, Shift
+from forage_queue.streams.client import StreamClient
+from forage_runtime.errors import FencedError, UnavailableError
+from forage_runtime.settings import RedisSettings
+from forage_runtime.stop import Stop
+from forage_runtime.telemetry.health import Health
 from forage_trainer import shifts
 from forage_trainer.shifts import ShiftError, Shifts
 from forage_trainer.waiting import RedisRetry

@@ -12,8 +12,8 @@ import pytest
 import redis
 from simulation.redis_store import Store
 
-from forage_common.settings import RedisSettings
-from forage_common.streams.functions import build_library, is_read_only, name_function
+from forage_queue.streams.functions import build_library, is_read_only, name_function
+from forage_runtime.settings import RedisSettings
 
 _ID = re.compile(rb"\d{13}-\d+")
 _STREAMS, _CONSUMERS, _GROUP = ("prompts", "replies"), ("a", "b"), "forage"

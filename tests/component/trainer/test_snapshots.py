@@ -13,11 +13,11 @@ import torch
 from trainer_parts import write_model
 from transformers import AutoModelForCausalLM
 
-from forage_common.settings import Settings, load_settings
-from forage_common.v1.trajectory_pb2 import Canary, Policy, Trajectory, TrajectoryGroup
-from forage_policies.announcement import CANARY_ROWS, CANARY_TOKENS, check_canary
+from forage_proto.v1.trajectory_pb2 import Canary, Policy, Trajectory, TrajectoryGroup
+from forage_runtime.settings import Settings, load_settings
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.weights.snapshots import Snapshots
+from forage_weights.announcement import CANARY_ROWS, CANARY_TOKENS, check_canary
 
 OPENINGS = [[5, 6, 7, 8], [9] * 100, [11, 12]]
 TURN = [21, 22, 23, 24, 25]

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 from otlp_receiver import Receiver, trace_process
 
-from forage_common.stop import Stop, Stopped
-from forage_common.streams.prompt_identity import build_group
-from forage_common.telemetry import tracing
-from forage_common.v1.trajectory_pb2 import Prompt, Purpose, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Prompt, Purpose, TrajectoryGroup
+from forage_queue.streams.prompt_identity import build_group
+from forage_runtime.stop import Stop, Stopped
+from forage_runtime.telemetry import tracing
 from forage_trainer.data import spans
 from forage_trainer.step import Stopwatch
 

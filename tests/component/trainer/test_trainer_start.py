@@ -20,9 +20,9 @@ from reward_routes import serve_routes
 from trainer_parts import write_model, write_questions
 from waiting import WAIT_S, wait_until
 
-from forage_common.errors import SettingsError, UserError
-from forage_common.settings import RedisSettings, load_settings
-from forage_common.stop import Stop
+from forage_runtime.errors import SettingsError, UserError
+from forage_runtime.settings import RedisSettings, load_settings
+from forage_runtime.stop import Stop
 from forage_trainer.run import EXIT_STOPPED, run_leader
 
 
@@ -115,7 +115,7 @@ def test_a_data_source_without_a_reward_is_refused_by_what_the_service_serves(
 def test_the_trainer_waits_for_the_reward_service_and_says_so(
     overrides: list[str], free_address: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forage_common.clients.reward._DESCRIBE_S", 0.2)  # nobody answers within it
+    monkeypatch.setattr("forage_runtime.clients.reward._DESCRIBE_S", 0.2)  # nobody answers within it
     address, health = free_address(), free_address()
     overrides += [f"reward.grpc_address={address}", f"trainer.health_address={health}"]
     stop, codes = Stop(), []

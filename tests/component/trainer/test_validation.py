@@ -13,14 +13,14 @@ from prometheus_client import REGISTRY
 from trainer_parts import build_trajectory, read_lines
 from waiting import WAIT_S
 
-from forage_common.errors import DiskFullError, FencedError
-from forage_common.settings import RedisSettings, load_settings
-from forage_common.stop import Stop
-from forage_common.streams.client import StreamClient
-from forage_common.streams.prompt_identity import build_group
-from forage_common.telemetry.health import Health
-from forage_common.v1.trajectory_pb2 import GroundTruth, Policy, Prompt, Purpose, Status, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import GroundTruth, Policy, Prompt, Purpose, Status, TrajectoryGroup
+from forage_queue.streams.client import StreamClient
+from forage_queue.streams.prompt_identity import build_group
 from forage_records.questions import Question
+from forage_runtime.errors import DiskFullError, FencedError
+from forage_runtime.settings import RedisSettings, load_settings
+from forage_runtime.stop import Stop
+from forage_runtime.telemetry.health import Health
 from forage_trainer.data.batcher import BatchTimeoutError
 from forage_trainer.reporting.metrics import compute_trajectory_metrics
 from forage_trainer.reporting.progress import StateFile

@@ -16,8 +16,8 @@ import torch
 import transformers
 from trainer_parts import build_trajectory, write_model
 
-from forage_common.settings import load_settings
-from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
+from forage_runtime.settings import load_settings
 from forage_trainer.algorithms.estimators.grpo import grpo_outcome
 from forage_trainer.data.selection import select_trajectories
 from forage_trainer.data.tensors import build_step_tensors

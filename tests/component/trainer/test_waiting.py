@@ -9,7 +9,7 @@ from waiting import WAIT_S
 
 SLEEPS = """
 import signal
-from forage_common.stop import Stop, Stopped
+from forage_runtime.stop import Stop, Stopped
 
 stop = Stop()
 signal.signal(signal.SIGALRM, lambda *_: stop.request())

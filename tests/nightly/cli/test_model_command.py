@@ -7,7 +7,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from forage_cli.commands.model import app
-from forage_common.errors import DataError
+from forage_runtime.errors import DataError
 
 
 def test_a_file_that_is_no_gguf_is_refused_by_the_trainers_environment(tmp_path: Path) -> None:

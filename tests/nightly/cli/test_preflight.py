@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from forage_cli.local import preflight
-from forage_common.errors import UserError
-from forage_common.settings import EnvironmentRoute, RolloutSettings, Settings
+from forage_runtime.errors import UserError
+from forage_runtime.settings import EnvironmentRoute, RolloutSettings, Settings
 
 
 def load_from_environment(path: Path, **params: str) -> Settings:

@@ -21,10 +21,10 @@ from waiting import wait_until
 
 from forage_cli.commands.probe import probe
 from forage_cli.runs.journal import Journal
-from forage_common.errors import UserError
-from forage_common.v1.probe_pb2 import Probed
-from forage_common.v1.trajectory_pb2 import Status, Trajectory
+from forage_proto.v1.probe_pb2 import Probed
+from forage_proto.v1.trajectory_pb2 import Status, Trajectory
 from forage_records.trajectory_file import TrajectoryWriter
+from forage_runtime.errors import UserError
 
 
 def write_trajectories(file: Path, count: int) -> Path:

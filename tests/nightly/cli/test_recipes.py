@@ -11,7 +11,7 @@ from forage_cli.datasets import countdown
 from forage_cli.datasets.public_questions import SPLITS, convert_collection
 from forage_cli.datasets.world import knowledge_graph, write
 from forage_cli.local.preflight import check_files
-from forage_common.settings import load_settings
+from forage_runtime.settings import load_settings
 
 REPOSITORY = Path(__file__).parents[3]
 

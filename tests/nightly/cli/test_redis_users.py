@@ -13,9 +13,9 @@ from redis_stack import open_streams, run_forage, settings, stack
 from waiting import WAIT_S, wait_until
 
 from forage_cli.local.stack import Stack
-from forage_common.settings import Settings
-from forage_common.streams.users import Role
-from forage_common.v1.trajectory_pb2 import Prompt, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Prompt, TrajectoryGroup
+from forage_queue.streams.users import Role
+from forage_runtime.settings import Settings
 
 __all__ = ["settings", "stack"]
 FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()"]

@@ -11,8 +11,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from forage_common.errors import DataError
-from forage_common.files.parquet_rows import json_lines
+from forage_runtime.errors import DataError
+from forage_runtime.files.parquet_rows import json_lines
 
 FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()", "reward"]
 

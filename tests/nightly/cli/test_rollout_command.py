@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from forage_cli.terminal.trajectories import render_comparison
-from forage_common.v1.trajectory_pb2 import GroundTruth, Role, Score, Span, Status, Trajectory
+from forage_proto.v1.trajectory_pb2 import GroundTruth, Role, Score, Span, Status, Trajectory
 from forage_records.replay import Change, Comparison
 from forage_records.trajectory_file import TrajectoryWriter, read_trajectories
 

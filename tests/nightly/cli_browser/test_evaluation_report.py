@@ -12,7 +12,7 @@ from evaluation_services import Scripted, serve, write_questions
 from typer.testing import CliRunner
 
 from forage_cli.main import app
-from forage_common.v1.trajectory_pb2 import Prompt
+from forage_proto.v1.trajectory_pb2 import Prompt
 
 CHANCE = {"": 0.9, "single_turn": 0.2}
 

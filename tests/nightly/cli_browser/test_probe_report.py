@@ -11,10 +11,10 @@ from browser_page import Page
 from completions_server import encode, write_character_model
 
 from forage_cli.probe import report
-from forage_common.settings import load_settings
-from forage_common.v1.probe_pb2 import AnswerCount, Probed, ProbePoint
-from forage_common.v1.trajectory_pb2 import GroundTruth, Role, Span, Status, Trajectory
 from forage_probe.metrics import summarise_probes
+from forage_proto.v1.probe_pb2 import AnswerCount, Probed, ProbePoint
+from forage_proto.v1.trajectory_pb2 import GroundTruth, Role, Span, Status, Trajectory
+from forage_runtime.settings import load_settings
 
 PLAN = {"points": 10, "samples": 50}
 PROMPT = "Answer the given question.\nQuestion: what is the capital of Norway?\n"

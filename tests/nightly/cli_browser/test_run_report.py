@@ -13,7 +13,7 @@ from run_folders import write_run
 
 from forage_cli.reports import run_report as report
 from forage_cli.runs.ledger import GroupCounts
-from forage_common.settings import Settings
+from forage_runtime.settings import Settings
 
 ANSWERS = {
     "What is the capital of Mongolia?": "Ulan Bator",

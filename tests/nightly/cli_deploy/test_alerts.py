@@ -22,7 +22,7 @@ from typer.main import get_command
 from waiting import WAIT_S, wait_until
 
 from forage_cli.main import app
-from forage_common.settings import RedisSettings, Settings
+from forage_runtime.settings import RedisSettings, Settings
 
 RULES = REPOSITORY / "deploy/prometheus/rules"
 TESTS = REPOSITORY / "deploy/prometheus/tests"

@@ -26,9 +26,9 @@ from deployment_tools import REPOSITORY, check_jsonschema
 from release import list_images
 
 from forage_cli.local.stack import SERVING, Program, list_addresses
-from forage_common.addresses import split_address
-from forage_common.settings import Settings, load_settings
-from forage_common.streams.users import Role
+from forage_queue.streams.users import Role
+from forage_runtime.addresses import split_address
+from forage_runtime.settings import Settings, load_settings
 
 PROMETHEUS = REPOSITORY / "deploy/prometheus/prometheus.yml"
 PROMETHEUS_TLS = REPOSITORY / "deploy/prometheus/prometheus-tls.yml"

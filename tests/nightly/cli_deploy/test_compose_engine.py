@@ -14,8 +14,8 @@ JOBS = {"retriever", "reward", "rollout", "trainer", "console", "redis"}
 _LEDGER = """
 import json
 from forage_cli.runs.ledger import count_groups
-from forage_common.settings import load_settings
-from forage_common.streams.client import StreamClient
+from forage_runtime.settings import load_settings
+from forage_queue.streams.client import StreamClient
 settings = load_settings()
 client = StreamClient(settings.redis, settings.run.id)
 print(json.dumps(vars(count_groups(client)) | {

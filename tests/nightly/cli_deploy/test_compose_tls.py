@@ -14,7 +14,7 @@ import pytest
 from compose_file import FILE, PROFILES, Object, find_image_service, run_config
 from deployment_tools import REPOSITORY
 
-from forage_common.settings import load_settings
+from forage_runtime.settings import load_settings
 
 OVERRIDE = REPOSITORY / "deploy/compose/tls.yml"
 SECRETS = REPOSITORY / "deploy/compose/secrets/tls"

@@ -17,10 +17,10 @@ from compose_file import FILE, PROFILES, SERVICES, Object, find_image_service, r
 from deployment_tools import REPOSITORY
 from helm_chart import list_containers, list_pods, read_settings, render_values
 
-from forage_common.errors import SettingsError
-from forage_common.security.profile import check_profile, list_missing
-from forage_common.security.signatures import Signer, VerifyKeys
-from forage_common.settings import Settings, load_settings
+from forage_runtime.errors import SettingsError
+from forage_runtime.security.profile import check_profile, list_missing
+from forage_runtime.security.signatures import Signer, VerifyKeys
+from forage_runtime.settings import Settings, load_settings
 
 FILES = (FILE, REPOSITORY / "deploy/compose/tls.yml", REPOSITORY / "deploy/compose/hardened.yml")
 CHART_VALUES: Mapping[str, Any] = {

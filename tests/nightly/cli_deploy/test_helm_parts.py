@@ -27,7 +27,7 @@ from helm_chart import (
     render,
 )
 
-from forage_common.settings import load_settings
+from forage_runtime.settings import load_settings
 
 FETCH = CHART / "files/fetch.py"
 

@@ -24,7 +24,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from helm_chart import Object, find_object, list_containers, list_pods, read_settings, render, render_values
 from waiting import WAIT_S, wait_until
 
-from forage_common.security.certificates import issue_certificate, make_authority
+from forage_runtime.security.certificates import issue_certificate, make_authority
 
 GRACE_S = 20.0
 

@@ -30,7 +30,7 @@ from helm_chart import (
 from typer.testing import CliRunner
 
 from forage_cli.main import app
-from forage_common.settings import Settings, load_settings
+from forage_runtime.settings import Settings, load_settings
 
 RECIPES = sorted((REPOSITORY / "configs").glob("*.yaml"))
 

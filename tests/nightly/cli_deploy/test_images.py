@@ -17,7 +17,7 @@ from deployment_tools import REPOSITORY, find_hadolint
 from helm_chart import CHART, list_containers, list_pods, render
 from waiting import wait_until
 
-from forage_common.settings import Settings
+from forage_runtime.settings import Settings
 
 SERVICES = ("cli", "console", "reward", "retriever", "rollout", "trainer")
 """Images, named like the folders in services/."""

@@ -20,11 +20,11 @@ from certificates import Issuer
 from helm_chart import find_object, list_containers, list_pods, render_values
 from waiting import wait_until
 
-from forage_common.errors import SettingsError, UnavailableError
-from forage_common.settings import RedisSettings
-from forage_common.streams.client import StreamClient
-from forage_common.streams.durability import check_durability
-from forage_common.v1.trajectory_pb2 import Prompt
+from forage_proto.v1.trajectory_pb2 import Prompt
+from forage_queue.streams.client import StreamClient
+from forage_queue.streams.durability import check_durability
+from forage_runtime.errors import SettingsError, UnavailableError
+from forage_runtime.settings import RedisSettings
 
 WITHOUT_TLS: Mapping[str, Any] = {"enabled": False}
 BOTH_WAYS: Mapping[str, Any] = {"enabled": True, "requireClientCert": True, "existingSecret": "wires"}

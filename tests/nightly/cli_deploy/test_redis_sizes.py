@@ -13,7 +13,7 @@ from deployment_tools import REPOSITORY
 from helm_chart import find_object, list_containers, list_pods, read_settings, render, render_values
 
 from forage_cli.planning.streams import estimate_stream_memory
-from forage_common.settings import Settings, load_settings
+from forage_runtime.settings import Settings, load_settings
 
 GIBI = 2**30
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from forage_common.errors import UserError
-from forage_common.settings import EncoderPrecision, EncoderSettings, RetrieverSettings
 from forage_retriever import devices
 from forage_retriever.devices import Shown
 from forage_retriever.encoders import conventions, model_folder
 from forage_retriever.encoders.factory import create_encoder
 from forage_retriever.encoders.torch_encoder import TorchEncoder
+from forage_runtime.errors import UserError
+from forage_runtime.settings import EncoderPrecision, EncoderSettings, RetrieverSettings
 
 TEXTS = ["Oslo", "", "the money of Norway, " * 9, "who was the first king of all Norway?"]
 

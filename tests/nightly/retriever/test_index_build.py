@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from index_command import IndexCommand, write_topics
 
-from forage_common.settings import RetrieverSettings
 from forage_retriever.index import load, manifest
+from forage_runtime.settings import RetrieverSettings
 
 PASSAGES = 60
 
 KILLED = """
 import os, signal, sys
 from forage_retriever.corpus import store
-from forage_common.files import durable
+from forage_runtime.files import durable
 from forage_retriever.command.main import main
 from forage_retriever.index import workspace
 from forage_retriever.index.building import dense_stages

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from index_work import fail_when_begun, wait_for_ever
 
-from forage_common.errors import UserError
 from forage_retriever.index.building.processes import run_all
+from forage_runtime.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from retriever_service import assert_transports_agree, make_settings, share_enco
 from service_process import StartService
 from waiting import WAIT_S
 
-from forage_common.v1 import retriever_pb2, retriever_pb2_grpc
+from forage_proto.v1 import retriever_pb2, retriever_pb2_grpc
 
 
 def test_both_transports_give_the_same_documents_and_provenance_of_hybrid_search(

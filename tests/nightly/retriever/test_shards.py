@@ -16,7 +16,7 @@ import httpx
 import pytest
 from waiting import WAIT_S, wait_until
 
-from forage_common.v1 import retriever_pb2, retriever_pb2_grpc
+from forage_proto.v1 import retriever_pb2, retriever_pb2_grpc
 
 PLACES = ["Norway", "Oslo", "Bergen", "Kandy", "Colombo", "Galle", "Benin", "Kandi", "Cotonou", "Brazil", "Recife"]
 WORDS = (

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forage_common.settings import EncoderPrecision, EncoderSettings, RerankSettings, RetrieverSettings
 from forage_retriever.encoders import model_folder
 from forage_retriever.encoders.conventions import CONVENTIONS, Convention, Pooling
 from forage_retriever.encoders.encoder import Encoder
@@ -18,6 +17,7 @@ from forage_retriever.encoders.onnx_model import ExportError
 from forage_retriever.encoders.torch_encoder import TorchEncoder
 from forage_retriever.search import rerank
 from forage_retriever.search.rerank import CrossEncoder
+from forage_runtime.settings import EncoderPrecision, EncoderSettings, RerankSettings, RetrieverSettings
 
 TEXTS = ["Oslo", "", "the money of Norway, " * 9, "who was the first king of all Norway?", "word " * 400, "å\0 é"]
 UNUSUAL = Convention("mine", "question: ", "text: ", Pooling.CLS, normalize=False, max_tokens=30)

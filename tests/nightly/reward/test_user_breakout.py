@@ -8,7 +8,7 @@ import pytest
 from breakout_scorer import open_scorer, write_code
 from breakout_targets import open_targets
 
-from forage_common.v1 import trajectory_pb2
+from forage_proto.v1 import trajectory_pb2
 
 
 @pytest.mark.parametrize(

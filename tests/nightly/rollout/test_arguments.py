@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from forage_common.errors import SettingsError
-from forage_common.settings import EngineSettings
 from forage_rollout.core.arguments import check_before_start
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import EngineSettings
 
 
 def test_the_service_checks_arguments_before_it_starts() -> None:

@@ -16,13 +16,13 @@ import pytest_asyncio
 from canary_engine import CanaryEngine, run_canary_engine
 from waiting import wait_until_async as until
 
-from forage_common.settings import EngineSettings
 from forage_rollout.core.arguments import build_environment
 from forage_rollout.core.process import prepare_fork
 from forage_rollout.engine.leases import Leases
 from forage_rollout.engine.openai import OpenAiRoutes
 from forage_rollout.weights.canary import CanaryError
 from forage_rollout.weights.policy import NotServingError
+from forage_runtime.settings import EngineSettings
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 

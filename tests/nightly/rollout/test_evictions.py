@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_rollout.concurrency import EngineLoad, GroupLimit
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.loop.generation import Request
 from forage_rollout.metrics import to_counts
+from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 
 pytestmark = pytest.mark.timeout(300)
 BLOCKS, BLOCK, SEQUENCES, TOKENS = 40, 32, 12, 160

@@ -28,13 +28,13 @@ from exact_parts import (
 )
 from policy_places import ANYWHERE_HERE
 
-from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
-from forage_common.v1.trajectory_pb2 import ActionKind, Policy, Prompt, Role, Status, Trajectory
-from forage_policies.announcement import PolicyError
+from forage_proto.v1.trajectory_pb2 import ActionKind, Policy, Prompt, Role, Status, Trajectory
 from forage_rollout.agent import Agent
 from forage_rollout.engine.leases import Leases
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.loop.generation import Generation
+from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
+from forage_weights.announcement import PolicyError
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 VERSIONS = itertools.count(1)

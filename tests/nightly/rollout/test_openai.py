@@ -18,12 +18,9 @@ from policy_places import ANYWHERE_HERE
 from rollout_backend import AgentBackend, LineEngine
 from waiting import wait_until_async
 
-from forage_common.clients.calls import RefusedError
-from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
-from forage_common.telemetry.health import Health
-from forage_common.v1.trajectory_pb2 import Policy, Sampling
 from forage_probe.completions import CompletionsClient, Continuations
 from forage_probe.contexts import CONNECTIVE
+from forage_proto.v1.trajectory_pb2 import Policy, Sampling
 from forage_rollout.engine.endpoint_engine import EndpointEngine
 from forage_rollout.engine.openai import OpenAiRoutes, ResponseHead
 from forage_rollout.engine.vllm_engine import VllmEngine
@@ -31,6 +28,9 @@ from forage_rollout.loop.generation import Request
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.http_api import make_app
+from forage_runtime.clients.calls import RefusedError
+from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
+from forage_runtime.telemetry.health import Health
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 CHAT: Any = [{"role": "user", "content": "the capital of France"}]

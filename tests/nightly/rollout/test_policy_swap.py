@@ -19,16 +19,16 @@ from policy_places import ANYWHERE_HERE
 from safetensors.torch import load_file, save_file
 from waiting import WAIT_S
 
-from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
-from forage_common.settings.rollout import WeightSettings
-from forage_common.telemetry.waits import list_waits
-from forage_common.v1.trajectory_pb2 import Policy, PolicyFile, PolicyPart
-from forage_policies.announcement import PolicyError
-from forage_policies.delta import encode_delta
-from forage_policies.digests import compute_content, compute_digest
-from forage_policies.tensors import open_tensors
+from forage_proto.v1.trajectory_pb2 import Policy, PolicyFile, PolicyPart
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.loop.generation import Generation, Request
+from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
+from forage_runtime.settings.rollout import WeightSettings
+from forage_runtime.telemetry.waits import list_waits
+from forage_weights.announcement import PolicyError
+from forage_weights.delta import encode_delta
+from forage_weights.digests import compute_content, compute_digest
+from forage_weights.tensors import open_tensors
 
 pytestmark = pytest.mark.timeout(600)
 WEIGHTS = "model.safetensors"

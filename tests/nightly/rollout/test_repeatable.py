@@ -10,12 +10,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from forage_common.clients.retriever import SearchResult
-from forage_common.errors import UnavailableError
-from forage_common.settings import Settings, load_settings
-from forage_common.text.search_prompt import format_search_prompt
-from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem
-from forage_common.v1.trajectory_pb2 import (
+from forage_proto.v1.reward_pb2 import ScoredItem, ScoreItem
+from forage_proto.v1.trajectory_pb2 import (
     ChatMessage,
     Document,
     Prompt,
@@ -30,6 +26,10 @@ from forage_rollout.agent import Agent
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.loop.tokens import FileTokenizer
+from forage_runtime.clients.retriever import SearchResult
+from forage_runtime.errors import UnavailableError
+from forage_runtime.settings import Settings, load_settings
+from forage_runtime.text.search_prompt import format_search_prompt
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 STOPS = ("</search>", "</answer>")

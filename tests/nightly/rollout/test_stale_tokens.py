@@ -24,17 +24,17 @@ from exact_parts import LIMITS, TOLERANCE, Name, Recorder, ReferenceModels, buil
 from exact_parts import compare_trajectory as compare
 from policy_places import ANYWHERE_HERE
 
-from forage_common.settings import EngineSettings, ModelSettings, RedisSettings, RolloutSettings, Settings
-from forage_common.settings.rollout import WeightSettings
-from forage_common.streams.client import StreamClient
-from forage_common.v1.trajectory_pb2 import Policy, Status, Trajectory
-from forage_policies.cache import PolicyCache
+from forage_proto.v1.trajectory_pb2 import Policy, Status, Trajectory
+from forage_queue.streams.client import StreamClient
 from forage_rollout.agent import Agent
 from forage_rollout.core.arguments import build_environment
 from forage_rollout.core.process import prepare_fork
 from forage_rollout.deployments.follower import Follower
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.weights.policy import NotServingError
+from forage_runtime.settings import EngineSettings, ModelSettings, RedisSettings, RolloutSettings, Settings
+from forage_runtime.settings.rollout import WeightSettings
+from forage_weights.cache import PolicyCache
 
 pytestmark = pytest.mark.timeout(1200)
 RUN, FEW, ALL = "stale", 0.02, 1

@@ -18,11 +18,11 @@ from openai_server import serve_openai
 from rollout_parts import ADDRESSES, Services, end, get, list_waiting, wait_until
 from waiting import WAIT_S
 
-from forage_common.settings import RedisSettings
-from forage_common.v1.rollout_pb2 import RunRequest
-from forage_common.v1.rollout_pb2_grpc import RolloutStub
-from forage_common.v1.trajectory_pb2 import ChatMessage, Prompt, Purpose, Sampling, Status
+from forage_proto.v1.rollout_pb2 import RunRequest
+from forage_proto.v1.rollout_pb2_grpc import RolloutStub
+from forage_proto.v1.trajectory_pb2 import ChatMessage, Prompt, Purpose, Sampling, Status
 from forage_rollout.loop.tokens import FileTokenizer
+from forage_runtime.settings import RedisSettings
 
 pytestmark = [pytest.mark.timeout(900)]
 _FOLDER = re.compile(r"^/[^=,:]*/forage-ray-[^/]*$")

@@ -31,9 +31,9 @@ from rollout_parts import (
     write_small_corpus,
 )
 
-from forage_common.settings import RedisSettings
-from forage_common.streams.client import StreamClient
-from forage_common.v1.trajectory_pb2 import Status, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Status, TrajectoryGroup
+from forage_queue.streams.client import StreamClient
+from forage_runtime.settings import RedisSettings
 
 pytestmark = [pytest.mark.timeout(1200)]
 GROUPS, SAMPLES = 32, 8

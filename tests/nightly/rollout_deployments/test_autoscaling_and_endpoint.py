@@ -9,12 +9,12 @@ import pytest
 from openai_server import serve_openai
 from waiting import wait_until
 
-from forage_common.clients.calls import RefusedError
-from forage_common.settings import EngineSettings, ModelSettings, ReplicaSettings, RolloutSettings, Settings
-from forage_common.settings.rollout import DispatcherReplicaSettings
-from forage_common.v1.trajectory_pb2 import Policy
-from forage_policies.announcement import PolicyError
+from forage_proto.v1.trajectory_pb2 import Policy
 from forage_rollout.loop.tokens import FileTokenizer
+from forage_runtime.clients.calls import RefusedError
+from forage_runtime.settings import EngineSettings, ModelSettings, ReplicaSettings, RolloutSettings, Settings
+from forage_runtime.settings.rollout import DispatcherReplicaSettings
+from forage_weights.announcement import PolicyError
 
 pytestmark = [pytest.mark.timeout(600)]
 

@@ -59,7 +59,7 @@ def test_texts_and_tests_that_are_gone_are_named(tmp_path: Path, monkeypatch: py
 @pytest.fixture
 def clone(tmp_path: Path, repository: Path) -> Callable[[str], tuple[int | None, list[str]]]:
     """A repository of one function and one test of it: `clone("False")` runs the test where `True` is broken so."""
-    package, tests = tmp_path / "services/cli/forage_cli", tmp_path / "tests/unit/cli"
+    package, tests = tmp_path / "cli/forage_cli", tmp_path / "tests/unit/cli"
     package.mkdir(parents=True)
     tests.mkdir(parents=True)
     (package / "__init__.py").write_text("VALUE = True\n")
@@ -67,7 +67,7 @@ def clone(tmp_path: Path, repository: Path) -> Callable[[str], tuple[int | None,
     test.write_text(
         "import time\nimport forage_cli\n\n\ndef test_value():\n    assert forage_cli.VALUE or time.sleep(9)\n"
     )
-    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\npythonpath = ["services/cli"]\n')
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\npythonpath = ["cli"]\n')
     (tmp_path / ".venvs").symlink_to(repository / ".venvs")
     (tmp_path / "copies").mkdir()
     copy = Copy(tmp_path, tmp_path / "copies")

@@ -16,8 +16,8 @@ from fuzz.report import summarize
 from fuzz.targets import ServiceTarget
 from ports import reserve_ports
 
-from forage_common.v1.reward_pb2 import ScoreRequest
-from forage_common.v1.trajectory_pb2 import GroundTruth
+from forage_proto.v1.reward_pb2 import ScoreRequest
+from forage_proto.v1.trajectory_pb2 import GroundTruth
 
 
 def post(body: bytes) -> Input:

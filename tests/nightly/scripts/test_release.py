@@ -112,7 +112,7 @@ def test_a_release_with_all_committed_files_is_complete(packed: Path) -> None:
 def test_files_that_a_wheel_or_the_chart_lacks_are_found(packed: Path) -> None:
     (packed / "forage-0-py3-none-any.whl").unlink()
     missing = find_missing_files(packed)
-    assert {"services/cli/forage_cli/reports/run.html", "services/common/forage_common/py.typed"} <= set(missing)
+    assert {"cli/forage_cli/reports/run.html", "libs/runtime/forage_runtime/py.typed"} <= set(missing)
     assert PAGES in missing
     assert not any(file.startswith("deploy/") for file in missing)
 

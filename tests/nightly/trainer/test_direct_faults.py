@@ -22,7 +22,7 @@ from direct_processes import (
 from policy_files import Publications
 from waiting import wait_until
 
-from forage_policies.digests import compute_digest
+from forage_weights.digests import compute_digest
 
 __all__ = ["pool", "start"]
 LARGE = 100 << 20

@@ -16,16 +16,16 @@ from redis import Redis
 from trainer_parts import ScriptedRollout, read_lines
 from training_loop import BATCH, SAMPLES, model, read_metrics, train
 
-from forage_common.settings import Settings
-from forage_common.streams.client import StreamClient
-from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose, TrajectoryGroup
-from forage_policies.digests import compute_digest
+from forage_proto.v1.trajectory_pb2 import Policy, Prompt, Purpose, TrajectoryGroup
+from forage_queue.streams.client import StreamClient
 from forage_records.events import read_events
 from forage_records.step_file import read_group_fates, step_file_path
+from forage_runtime.settings import Settings
 from forage_trainer.data import arrivals
 from forage_trainer.data.batcher import Batch, Batcher
 from forage_trainer.validation.evaluation import Validation
 from forage_trainer.weights import publisher
+from forage_weights.digests import compute_digest
 
 __all__ = ["model", "train"]
 

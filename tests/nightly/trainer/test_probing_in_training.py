@@ -20,12 +20,12 @@ from probing_parts import (
 from trainer_parts import read_lines
 from waiting import WAIT_S
 
-from forage_common.settings import RedisSettings, Settings
-from forage_common.stop import Stop, Stopped
-from forage_common.streams.client import StreamClient
-from forage_common.telemetry.health import Health
+from forage_queue.streams.client import StreamClient
 from forage_records.questions import Questions, read_questions
 from forage_records.step_file import read_step, step_file_path
+from forage_runtime.settings import RedisSettings, Settings
+from forage_runtime.stop import Stop, Stopped
+from forage_runtime.telemetry.health import Health
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.loop import TrainingLoop
 

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from trainer_parts import ScriptedRollout, read_lines, write_model, write_questions
 
-from forage_cli.runs.history import Limits, check_operations
 from forage_cli.runs.ledger import GroupCounts, count_groups
-from forage_cli.runs.operations import read_history
-from forage_common.errors import UserError
-from forage_common.settings import RedisSettings, Settings, load_settings
-from forage_common.stop import Stop
-from forage_common.streams.client import StreamClient
-from forage_common.streams.history import open_history
-from forage_common.telemetry.health import Health
-from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose
+from forage_proto.v1.trajectory_pb2 import Policy, Prompt, Purpose
+from forage_queue.checker.check import Limits, check_operations
+from forage_queue.checker.operations import read_history
+from forage_queue.streams.client import StreamClient
+from forage_queue.streams.history import open_history
 from forage_records.questions import read_questions
 from forage_records.step_file import Fate, read_group_fates, step_file_path
+from forage_runtime.errors import UserError
+from forage_runtime.settings import RedisSettings, Settings, load_settings
+from forage_runtime.stop import Stop
+from forage_runtime.telemetry.health import Health
 from forage_trainer.data.batcher import Batch
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.loop import TrainingLoop

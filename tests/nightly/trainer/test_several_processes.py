@@ -23,8 +23,8 @@ from safetensors.numpy import load_file
 from trainer_parts import ScriptedRollout, read_lines, write_model, write_questions
 from waiting import WAIT_S, wait_until
 
-from forage_common.settings import RedisSettings
-from forage_common.streams.client import StreamClient
+from forage_queue.streams.client import StreamClient
+from forage_runtime.settings import RedisSettings
 
 pytestmark = [pytest.mark.timeout(900)]
 LR, CRITIC_LR = 1e-6, 1e-5

@@ -17,7 +17,7 @@ from trainer_parts import write_model
 from transformers import AutoModelForCausalLM
 from waiting import WAIT_S
 
-from forage_common.errors import DataError
+from forage_runtime.errors import DataError
 from forage_trainer.checkpoints.export import read_weights
 
 LAUNCH = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port"]

@@ -16,7 +16,7 @@ from chaos.arithmetic import draw_pause_s
 from chaos.disks import SmallDisk, cut_end, flip_bit
 from chaos.probes import Asker, Probe, all_of
 from chaos.stack import Stack
-from forage_common.streams.history import FOLDER, History
+from forage_queue.streams.history import FOLDER, History
 
 KILLED = (
     "redis",

@@ -10,9 +10,9 @@ import grpc
 import psutil
 
 from chaos.stack import ROLLOUT_GRPC, Stack
-from forage_common.v1.rollout_pb2 import RunRequest
-from forage_common.v1.rollout_pb2_grpc import RolloutStub
-from forage_common.v1.trajectory_pb2 import ChatMessage, Prompt, Purpose, Sampling, Status
+from forage_proto.v1.rollout_pb2 import RunRequest
+from forage_proto.v1.rollout_pb2_grpc import RolloutStub
+from forage_proto.v1.trajectory_pb2 import ChatMessage, Prompt, Purpose, Sampling, Status
 
 _ASK_S = 10.0
 _ENGINE_ROLES = ("rollout", "raylet", "gcs", "agent", "replica", "engine-core")

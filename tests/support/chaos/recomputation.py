@@ -72,8 +72,8 @@ class Keeper:
 
 
 def _copy_whole(folder: Path, target: Path) -> None:
-    from forage_common.errors import ForageError
-    from forage_policies.folders import describe_folder, make_whole
+    from forage_runtime.errors import ForageError
+    from forage_weights.folders import describe_folder, make_whole
 
     try:
         if describe_folder(folder) is None:
@@ -103,7 +103,7 @@ class _Policies:
     """The kept policies of a run that are what was announced."""
 
     def __init__(self, run: Path, kept: Path) -> None:
-        from forage_policies.digests import verify_digest
+        from forage_weights.digests import verify_digest
 
         announced: dict[str, list[str]] = {}
         for file in (run / "history").glob("trainer-*.jsonl"):

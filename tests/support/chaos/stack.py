@@ -18,7 +18,7 @@ import psutil
 import redis
 from s3_server import S3Server
 
-from forage_common.v1.packed_pb2 import PackedGroup
+from forage_proto.v1.packed_pb2 import PackedGroup
 
 FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()"]
 PORTS = {"redis": 0, "retriever": 10, "reward": 21, "rollout": 31, "trainer": 41}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from google.protobuf.message import Message
 
-from forage_common.v1.trajectory_pb2 import Policy, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Policy, TrajectoryGroup
 from fuzz import targets
 from fuzz.damage import damage, damage_json
 from fuzz.inputs import Fault, Input, Verdict

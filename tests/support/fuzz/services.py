@@ -10,9 +10,8 @@ from typing import Any
 from google.protobuf.message import Message
 from ports import reserve_ports
 
-from forage_common.settings import load_settings
-from forage_common.v1 import retriever_pb2, reward_pb2, rollout_pb2
-from forage_common.v1.trajectory_pb2 import (
+from forage_proto.v1 import retriever_pb2, reward_pb2, rollout_pb2
+from forage_proto.v1.trajectory_pb2 import (
     ActionKind,
     ChatMessage,
     GroundTruth,
@@ -25,6 +24,7 @@ from forage_common.v1.trajectory_pb2 import (
     Status,
     Turn,
 )
+from forage_runtime.settings import load_settings
 from fuzz.calls import GrpcSurface, list_all_methods
 from fuzz.damage import damage
 from fuzz.processes import REPOSITORY, Process

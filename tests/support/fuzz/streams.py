@@ -12,11 +12,8 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 from ports import reserve_ports
 
-from forage_common.settings import load_settings
-from forage_common.streams.columns import compress, decompress
-from forage_common.streams.packing import pack_group
-from forage_common.v1.packed_pb2 import PackedFacts, PackedGroup, PackedTexts
-from forage_common.v1.trajectory_pb2 import (
+from forage_proto.v1.packed_pb2 import PackedFacts, PackedGroup, PackedTexts
+from forage_proto.v1.trajectory_pb2 import (
     PolicySegment,
     Prompt,
     Score,
@@ -24,6 +21,9 @@ from forage_common.v1.trajectory_pb2 import (
     Trajectory,
     TrajectoryGroup,
 )
+from forage_runtime.settings import load_settings
+from forage_trajectory.columns import compress, decompress
+from forage_trajectory.packing import pack_group
 from fuzz.damage import ODD_TEXTS
 from fuzz.inputs import Input
 from fuzz.messages import generate_payloads

@@ -11,15 +11,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from forage_common.files import durable
-from forage_common.streams import functions, payloads
-from forage_common.streams.client import StreamClient
-from forage_common.v1.trajectory_pb2 import Policy
-from forage_policies import cache
-from forage_policies.announcement import list_files
-from forage_policies.folders import name_folder
+from forage_proto.v1.trajectory_pb2 import Policy
+from forage_queue.streams import functions, payloads
+from forage_queue.streams.client import StreamClient
 from forage_rollout.deployments import shifts as engine_shifts
 from forage_rollout.dispatcher import Dispatcher
+from forage_runtime.files import durable
 from forage_trainer import shifts
 from forage_trainer.checkpoints.kept_groups import KeptGroups
 from forage_trainer.checkpoints.pending import PendingSteps
@@ -31,6 +28,9 @@ from forage_trainer.weights import publisher
 from forage_trainer.weights.policy_store import PolicyStore
 from forage_trainer.weights.publisher import Publisher
 from forage_trainer.weights.refusals import Refusals
+from forage_weights import cache
+from forage_weights.announcement import list_files
+from forage_weights.folders import name_folder
 from simulation import programs
 from simulation.scenario import SLOW, Scenario, draw_scenario
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 
-from forage_common.streams.history import FOLDER, History
+from forage_queue.streams.history import FOLDER, History
 from simulation.machine import Disk
 from simulation.policies import damage_cache
 from simulation.programs import Operator, Programs

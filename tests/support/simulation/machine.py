@@ -21,7 +21,7 @@ from unittest import mock
 
 import redis.retry
 
-from forage_common.files.durable import PARTIAL_PREFIX
+from forage_runtime.files.durable import PARTIAL_PREFIX
 from simulation.storage import set_time
 from simulation.world import Signal, World
 
@@ -161,7 +161,7 @@ def install(world: World, disk: Disk, on_change: Hook, others: Iterable[tuple[An
 
     others: what else is replaced: (owner, name, value).
     """
-    from forage_common.streams import groups
+    from forage_queue.streams import groups
     from forage_rollout.deployments import shifts as engine_shifts
     from forage_trainer import files, shifts
     from forage_trainer.checkpoints import checkpoint

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from forage_common.v1.trajectory_pb2 import Policy
-from forage_policies.announcement import list_parts
-from forage_policies.cache import Held
-from forage_policies.delta import apply_delta
-from forage_policies.digests import compute_content, compute_digest
-from forage_policies.tensors import SUFFIX, open_tensors
+from forage_proto.v1.trajectory_pb2 import Policy
+from forage_weights.announcement import list_parts
+from forage_weights.cache import Held
+from forage_weights.delta import apply_delta
+from forage_weights.digests import compute_content, compute_digest
+from forage_weights.tensors import SUFFIX, open_tensors
 from simulation.storage import PROTOCOL, ObjectStore, set_time
 from simulation.world import World
 

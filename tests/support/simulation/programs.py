@@ -10,18 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from forage_common.errors import DiskFullError, FencedError, UserError
-from forage_common.files.durable import PARTIAL_PREFIX
-from forage_common.settings import Settings
-from forage_common.stop import Stop, Stopped
-from forage_common.streams.client import StreamClient
-from forage_common.streams.history import open_history
-from forage_common.streams.packing import pack_group
-from forage_common.streams.payloads import FOLDER, Payloads
-from forage_common.streams.prompt_identity import build_group, with_prompt_identity
-from forage_common.telemetry.health import Health
-from forage_common.v1.packed_pb2 import PackedGroup
-from forage_common.v1.trajectory_pb2 import (
+from forage_proto.v1.packed_pb2 import PackedGroup
+from forage_proto.v1.trajectory_pb2 import (
     GroundTruth,
     Policy,
     PolicySegment,
@@ -32,7 +22,17 @@ from forage_common.v1.trajectory_pb2 import (
     Trajectory,
     TrajectoryGroup,
 )
+from forage_queue.streams.client import StreamClient
+from forage_queue.streams.history import open_history
+from forage_queue.streams.payloads import FOLDER, Payloads
+from forage_queue.streams.prompt_identity import build_group, with_prompt_identity
 from forage_records.questions import Question, Questions
+from forage_runtime.errors import DiskFullError, FencedError, UserError
+from forage_runtime.files.durable import PARTIAL_PREFIX
+from forage_runtime.settings import Settings
+from forage_runtime.stop import Stop, Stopped
+from forage_runtime.telemetry.health import Health
+from forage_trajectory.packing import pack_group
 from simulation.event_loop import run_async
 from simulation.gpus import TRAINER, SharedGpus
 from simulation.policies import Policies, follow_deltas, map_weights
@@ -43,9 +43,6 @@ from simulation.world import Process, Signal, World
 replace_maths()
 
 from forage_cli.local.processes import Service, ServiceDiedError, Supervisor  # noqa: E402
-from forage_policies.announcement import PolicyError  # noqa: E402
-from forage_policies.cache import PolicyCache  # noqa: E402
-from forage_policies.delta import DeltaError  # noqa: E402
 from forage_rollout.deployments import follower  # noqa: E402
 from forage_rollout.deployments import shifts as engine_shifts  # noqa: E402
 from forage_rollout.dispatcher import Dispatcher  # noqa: E402
@@ -59,6 +56,9 @@ from forage_trainer.loop import TrainingLoop  # noqa: E402
 from forage_trainer.run import EXIT_FAILED, EXIT_ROLLED_BACK, EXIT_STOPPED  # noqa: E402
 from forage_trainer.shifts import ShiftError  # noqa: E402
 from forage_trainer.waiting import CALL_TIMEOUT_S, RedisRetry  # noqa: E402
+from forage_weights.announcement import PolicyError  # noqa: E402
+from forage_weights.cache import PolicyCache  # noqa: E402
+from forage_weights.delta import DeltaError  # noqa: E402
 
 follower.POLL_INTERVAL_S = 1.0  # polls are most of what is simulated
 trainer_shifts._LOOK_S = 0.3

@@ -9,9 +9,9 @@ from unittest import mock
 
 import redis
 
-from forage_common.streams.connection import notice_lost_reply
-from forage_common.streams.functions import build_library
-from forage_common.v1.packed_pb2 import PackedGroup
+from forage_proto.v1.packed_pb2 import PackedGroup
+from forage_queue.streams.connection import notice_lost_reply
+from forage_queue.streams.functions import build_library
 from simulation.redis_store import Store
 from simulation.redis_streams import Stream
 from simulation.world import Process, Signal, World

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from forage_common.settings import Settings
+from forage_runtime.settings import Settings
 
 KINDS = (
     "crash before",

@@ -18,12 +18,12 @@ from unittest import mock
 
 import structlog
 
-from forage_cli.runs.history import Limits, check_operations
-from forage_cli.runs.operations import read_history
-from forage_common.settings import Settings
-from forage_common.streams.client import StreamClient
-from forage_common.streams.payloads import FOLDER, ORPHAN_S, Payloads
-from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy
+from forage_proto.v1.trajectory_pb2 import LedgerEntry, Policy
+from forage_queue.checker.check import Limits, check_operations
+from forage_queue.checker.operations import read_history
+from forage_queue.streams.client import StreamClient
+from forage_queue.streams.payloads import FOLDER, ORPHAN_S, Payloads
+from forage_runtime.settings import Settings
 from forage_trainer.data.dataset import make_batches
 from simulation import machine
 from simulation.faults import Faults

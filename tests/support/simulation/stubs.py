@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forage_common.settings import Settings
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_proto.v1.trajectory_pb2 import Policy
+from forage_runtime.settings import Settings
 from simulation.gpus import TRAINER
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ import psutil
 import pytest
 from demo import FORAGE, Demo
 
-from forage_common.addresses import split_address
-from forage_common.security.tls import make_client_context
-from forage_common.security.tokens import HEADER
-from forage_common.settings import Settings, load_settings
-from forage_common.v1.reward_pb2 import DescribeRequest
-from forage_common.v1.reward_pb2_grpc import RewardStub
+from forage_proto.v1.reward_pb2 import DescribeRequest
+from forage_proto.v1.reward_pb2_grpc import RewardStub
+from forage_runtime.addresses import split_address
+from forage_runtime.security.tls import make_client_context
+from forage_runtime.security.tokens import HEADER
+from forage_runtime.settings import Settings, load_settings
 
 pytestmark = [pytest.mark.timeout(900)]
 STEPS = 6

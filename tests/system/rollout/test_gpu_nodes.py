@@ -13,10 +13,10 @@ pytestmark = [pytest.mark.timeout(900)]
 SCRIPT = """
 import concurrent.futures, sys, time
 from ray.cluster_utils import Cluster
-from forage_common import devices as common
-from forage_common.settings import ReplicaSettings, load_settings
-from forage_common.telemetry.logs import configure_logs
-from forage_common.telemetry.waits import list_waits
+from forage_runtime import devices as common
+from forage_runtime.settings import ReplicaSettings, load_settings
+from forage_runtime.telemetry.logs import configure_logs
+from forage_runtime.telemetry.waits import list_waits
 from forage_rollout.deployments import application, devices
 from forage_rollout.deployments.cluster import open_cluster
 

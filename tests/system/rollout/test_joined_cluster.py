@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.timeout(900)]
 LOOPBACK = {"RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # despite its name
 SERVICE = """
 import concurrent.futures, os, sys, time
-from forage_common.settings import ReplicaSettings, load_settings
-from forage_common.telemetry.logs import configure_logs
+from forage_runtime.settings import ReplicaSettings, load_settings
+from forage_runtime.telemetry.logs import configure_logs
 from forage_rollout.deployments import cluster as module
 from forage_rollout.deployments.cluster import JoinedCluster, open_cluster
 

@@ -11,7 +11,7 @@ from char_codec import CharCodec
 from knowledge_graph import graph, run, say_query
 from scripted_engine import ScriptedEngine
 
-from forage_common.v1.trajectory_pb2 import Status
+from forage_proto.v1.trajectory_pb2 import Status
 
 __all__ = ["graph"]
 

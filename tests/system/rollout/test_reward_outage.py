@@ -19,22 +19,22 @@ from faulty_services import (
 from prometheus_client import CollectorRegistry, generate_latest
 from waiting import WAIT_S, wait_until_async
 
-from forage_common.settings import (
-    RedisSettings,
-)
-from forage_common.streams.client import StreamClient
-from forage_common.streams.packing import pack_group
-from forage_common.v1.packed_pb2 import PackedGroup
-from forage_common.v1.trajectory_pb2 import (
+from forage_proto.v1.packed_pb2 import PackedGroup
+from forage_proto.v1.trajectory_pb2 import (
     Policy,
     Prompt,
     Replica,
     Status,
     TrajectoryGroup,
 )
+from forage_queue.streams.client import StreamClient
 from forage_rollout.deployments.readiness import wait_for_services
 from forage_rollout.dispatcher import Dispatcher
 from forage_rollout.metrics import RolloutCollector, Snapshot, read_call_counts
+from forage_runtime.settings import (
+    RedisSettings,
+)
+from forage_trajectory.packing import pack_group
 
 
 class Front:

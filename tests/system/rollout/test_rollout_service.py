@@ -22,11 +22,11 @@ from rollout_parts import (
     write_small_corpus,
 )
 
-from forage_common.settings import RedisSettings
-from forage_common.streams.client import StreamClient
-from forage_common.v1.rollout_pb2 import GetStatusRequest, RunRequest
-from forage_common.v1.rollout_pb2_grpc import RolloutStub
-from forage_common.v1.trajectory_pb2 import ActionKind, Status
+from forage_proto.v1.rollout_pb2 import GetStatusRequest, RunRequest
+from forage_proto.v1.rollout_pb2_grpc import RolloutStub
+from forage_proto.v1.trajectory_pb2 import ActionKind, Status
+from forage_queue.streams.client import StreamClient
+from forage_runtime.settings import RedisSettings
 
 
 @pytest.fixture

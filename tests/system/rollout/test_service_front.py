@@ -21,10 +21,7 @@ from listening import LOOPBACK, list_listening
 from rollout_parts import ADDRESSES, Services, build_prompt, get, list_waiting, publish, wait_until, write_small_corpus
 from waiting import WAIT_S
 
-from forage_common.security.tokens import authorization_metadata
-from forage_common.settings import RedisSettings
-from forage_common.streams.client import StreamClient
-from forage_common.v1.rollout_pb2 import (
+from forage_proto.v1.rollout_pb2 import (
     GetStatusRequest,
     PauseRequest,
     ResumeRequest,
@@ -32,8 +29,11 @@ from forage_common.v1.rollout_pb2 import (
     RunStreamRequest,
     UpdateWeightsRequest,
 )
-from forage_common.v1.rollout_pb2_grpc import RolloutStub
-from forage_common.v1.trajectory_pb2 import Policy, Prompt, Status
+from forage_proto.v1.rollout_pb2_grpc import RolloutStub
+from forage_proto.v1.trajectory_pb2 import Policy, Prompt, Status
+from forage_queue.streams.client import StreamClient
+from forage_runtime.security.tokens import authorization_metadata
+from forage_runtime.settings import RedisSettings
 
 
 @pytest.fixture

@@ -18,18 +18,18 @@ from scripted_engine import ScriptedEngine
 from traces import PARENTS, find_spans
 from waiting import WAIT_S, wait_until_async
 
-from forage_common.clients.retriever import RetrieverClient
-from forage_common.clients.reward import RewardClient
-from forage_common.settings import RedisSettings, Settings, load_settings
-from forage_common.streams.client import StreamClient
-from forage_common.streams.packing import pack_group
-from forage_common.telemetry import tracing
-from forage_common.telemetry.otlp import Tracer
-from forage_common.v1 import retriever_pb2, retriever_pb2_grpc
-from forage_common.v1.packed_pb2 import PackedGroup
-from forage_common.v1.trajectory_pb2 import ChatMessage, GroundTruth, Policy, Prompt, Replica, Status, TrajectoryGroup
+from forage_proto.v1 import retriever_pb2, retriever_pb2_grpc
+from forage_proto.v1.packed_pb2 import PackedGroup
+from forage_proto.v1.trajectory_pb2 import ChatMessage, GroundTruth, Policy, Prompt, Replica, Status, TrajectoryGroup
+from forage_queue.streams.client import StreamClient
 from forage_rollout.agent import Agent
 from forage_rollout.dispatcher import Dispatcher
+from forage_runtime.clients.retriever import RetrieverClient
+from forage_runtime.clients.reward import RewardClient
+from forage_runtime.settings import RedisSettings, Settings, load_settings
+from forage_runtime.telemetry import tracing
+from forage_runtime.telemetry.otlp import Tracer
+from forage_trajectory.packing import pack_group
 
 LINES = ["<think>t</think> <search> Norland </search>", "<think>t</think> <answer> Norcity </answer>"]
 LISTENING = ("retriever.http_address", "retriever.grpc_address", "reward.grpc_address", "reward.health_address")

@@ -8,7 +8,7 @@ import pytest
 from forage_command import RunForage, run_forage
 
 from forage_cli.settings_reference import describe_settings, explain_setting
-from forage_common import __version__
+from forage_runtime import __version__
 
 __all__ = ["run_forage"]
 

@@ -11,9 +11,9 @@ from run_folders import write_run
 from typer.testing import CliRunner
 
 from forage_cli.main import app
-from forage_common.errors import DataError
 from forage_records.comparison import compare_runs
 from forage_records.run_folder import RunFolder
+from forage_runtime.errors import DataError
 
 
 def make_run(folder: Path, *digests: tuple[str, str] | None) -> RunFolder:

@@ -17,7 +17,7 @@ from forage_cli.datasets import countdown
 from forage_cli.datasets.world import knowledge_graph
 from forage_cli.datasets.world.facts import load_facts
 from forage_cli.datasets.world.questions import SPLITS
-from forage_common.errors import UserError
+from forage_runtime.errors import UserError
 
 COUNTS = {"train": 300, "test": 40}
 

@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel
 
 from forage_cli.main import app
-from forage_common.settings import Settings
+from forage_runtime.settings import Settings
 
 REPOSITORY = Path(__file__).parents[3]
 PAGES = sorted(

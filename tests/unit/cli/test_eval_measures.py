@@ -9,7 +9,7 @@ import pytest
 from forage_cli.evaluation.layouts import SEARCH_R1, make_search_r1_rows
 from forage_cli.evaluation.measures import measure_question
 from forage_cli.evaluation.methods import Method, build_messages, is_applicable
-from forage_common.v1.trajectory_pb2 import (
+from forage_proto.v1.trajectory_pb2 import (
     ActionKind,
     ChatMessage,
     Document,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from forage_cli.evaluation.plan import EvaluationPlan, SamplingPlan, claim_folder
-from forage_common.errors import UserError
-from forage_common.v1.trajectory_pb2 import TemplateValues
+from forage_proto.v1.trajectory_pb2 import TemplateValues
+from forage_runtime.errors import UserError
 
 SAMPLING = SamplingPlan(samples=1, temperature=0.0, top_p=1.0, top_k=-1, seed=0)
 

@@ -23,14 +23,14 @@ from forage_cli.evaluation.policies import (
     resolve_policy,
     verify_signatures,
 )
-from forage_common.errors import DataError, UserError
-from forage_common.settings import Settings
-from forage_common.v1.trajectory_pb2 import Policy, PolicyFile, PolicyPart
-from forage_policies.delta import encode_delta, patch_files
-from forage_policies.digests import compute_content, compute_digest
-from forage_policies.folders import write_description
-from forage_policies.signed_folder import sign_folder
-from forage_policies.tensors import open_tensors
+from forage_proto.v1.trajectory_pb2 import Policy, PolicyFile, PolicyPart
+from forage_runtime.errors import DataError, UserError
+from forage_runtime.settings import Settings
+from forage_weights.delta import encode_delta, patch_files
+from forage_weights.digests import compute_content, compute_digest
+from forage_weights.folders import write_description
+from forage_weights.signed_folder import sign_folder
+from forage_weights.tensors import open_tensors
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from forage_cli.local.hardening import AUDIT, SECRETS, adopt_security, harden
-from forage_common.errors import SettingsError
-from forage_common.security.certificates import Authority, issue_certificate
-from forage_common.security.profile import list_missing
-from forage_common.security.tls import make_client_context, make_grpc_server_credentials, make_server_context
-from forage_common.security.tokens import read_token
-from forage_common.settings import Settings, load_settings
+from forage_runtime.errors import SettingsError
+from forage_runtime.security.certificates import Authority, issue_certificate
+from forage_runtime.security.profile import list_missing
+from forage_runtime.security.tls import make_client_context, make_grpc_server_credentials, make_server_context
+from forage_runtime.security.tokens import read_token
+from forage_runtime.settings import Settings, load_settings
 
 SERVICES = ("reward", "retriever", "rollout", "trainer", "console")
 

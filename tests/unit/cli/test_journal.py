@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage_cli.runs.journal import Journal
-from forage_common.errors import DataError, UserError
-from forage_common.v1.trajectory_pb2 import Trajectory
+from forage_proto.v1.trajectory_pb2 import Trajectory
+from forage_runtime.errors import DataError, UserError
 
 
 def read_ids(file: Path) -> list[str]:

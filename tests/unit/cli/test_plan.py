@@ -30,8 +30,8 @@ from forage_cli.planning.trainer_memory import (
     list_moments,
     list_resident,
 )
-from forage_common.errors import UserError
-from forage_common.settings import Settings, load_settings
+from forage_runtime.errors import UserError
+from forage_runtime.settings import Settings, load_settings
 
 REPOSITORY = Path(__file__).parents[3]
 H100 = KINDS["H100"]

@@ -24,8 +24,8 @@ from forage_cli.planning.retrieval.corpus import Corpus
 from forage_cli.planning.retrieval.cost import UnknownCostError, estimate_cost, list_measured
 from forage_cli.planning.shapes import read_shape
 from forage_cli.planning.split import apply_split, divide
-from forage_common.errors import UserError
-from forage_common.settings import RetrieverSettings, Settings, check_settings, load_settings
+from forage_runtime.errors import UserError
+from forage_runtime.settings import RetrieverSettings, Settings, check_settings, load_settings
 
 REPOSITORY = Path(__file__).parents[3]
 WIKIPEDIA = 21_015_324

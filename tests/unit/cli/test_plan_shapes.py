@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forage_cli.planning.shapes import KNOWN, read_shape
-from forage_common.errors import UserError
+from forage_runtime.errors import UserError
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -42,7 +42,7 @@ def test_known_shapes_have_the_published_number_of_parameters(name: str, billion
 
 
 def test_a_shape_is_read_from_a_folder_and_counts_what_its_files_hold() -> None:
-    from forage_policies.tensors import read_headers
+    from forage_weights.tensors import read_headers
 
     folder = REPOSITORY / "models" / "tiny-policy"
     shape = read_shape(folder)

@@ -13,10 +13,10 @@ import pytest
 from model_folders import write_smallest_model
 
 from forage_cli.local import preflight, stack
-from forage_common.errors import DataError, UserError
-from forage_common.settings import Settings, load_settings
 from forage_records.questions import COLUMNS
 from forage_records.training import check_training
+from forage_runtime.errors import DataError, UserError
+from forage_runtime.settings import Settings, load_settings
 
 ROW = {
     "data_source": "world_facts",

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from forage_cli.commands.data import app
 from forage_cli.datasets.public_questions import convert_collection
-from forage_common.errors import DataError, UserError
 from forage_records.questions import read_questions
+from forage_runtime.errors import DataError, UserError
 
 
 def test_the_trainer_reads_converted_public_questions(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from forage_cli.local.preflight import check_files
-from forage_common.errors import DataError
-from forage_common.settings import Settings, load_settings
+from forage_runtime.errors import DataError
+from forage_runtime.settings import Settings, load_settings
 
 REPOSITORY = Path(__file__).parents[3]
 

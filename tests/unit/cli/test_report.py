@@ -22,8 +22,8 @@ from forage_cli.local.stack import TRAINING, Program
 from forage_cli.reports import run_report as report
 from forage_cli.runs.ledger import GroupCounts
 from forage_cli.terminal import trajectories as show
-from forage_common.settings import Settings
 from forage_records.run_folder import RunFolder, estimate_time_left
+from forage_runtime.settings import Settings
 
 
 def build_trajectory(question: str, em: float, answer: str = "x") -> dict[str, object]:

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from forage_cli.local.stack import Stack
 from forage_cli.main import app
-from forage_common.files.template_values import keep_template_date
-from forage_common.settings import load_settings
+from forage_runtime.files.template_values import keep_template_date
+from forage_runtime.settings import load_settings
 
 SECRET = "S3cr3t"
 

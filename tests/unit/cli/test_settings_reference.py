@@ -6,8 +6,8 @@ import pytest
 import settings_doc
 
 from forage_cli.settings_reference import describe_sections, describe_settings, explain_setting
-from forage_common.errors import SettingsError
-from forage_common.settings.loading import RENAMED
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings.loading import RENAMED
 
 
 def test_every_new_name_of_a_renamed_setting_exists() -> None:

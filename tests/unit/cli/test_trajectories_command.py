@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 from forage_cli.commands.trajectories import trajectories
 from forage_cli.terminal.tokens import colour_response, compute_scale
-from forage_common.errors import DataError, UserError
-from forage_common.settings import Settings
-from forage_common.text.token_texts import TokenTexts
-from forage_common.v1.trajectory_pb2 import GroundTruth, Role, Score, Span, Status, Trajectory
+from forage_proto.v1.trajectory_pb2 import GroundTruth, Role, Score, Span, Status, Trajectory
 from forage_records.step_file import StepRow, step_file_path, write_step
 from forage_records.trajectory_rows import Filter, compute_sort_value, find_changes, read_step_rows, sort_rows
 from forage_records.view_options import Colour, SortKey
+from forage_runtime.errors import DataError, UserError
+from forage_runtime.settings import Settings
+from forage_runtime.text.token_texts import TokenTexts
 
 REPOSITORY = Path(__file__).parents[3]
 MODEL = REPOSITORY / "models" / "tiny-policy"

@@ -13,7 +13,7 @@ import pytest
 from forage_cli.datasets.world.facts import is_plain, load_facts, normalize_name
 from forage_cli.datasets.world.questions import SPLITS, TEST_COUNTRIES, VALIDATION_COUNTRIES, split_countries
 from forage_cli.datasets.world.write import WorldSummary, build_world
-from forage_common.text.search_prompt import PROMPT_PREFIX
+from forage_runtime.text.search_prompt import PROMPT_PREFIX
 
 Row = dict[str, Any]
 

@@ -14,12 +14,12 @@ from limits import WAIT_S
 from run_folders import write_lines, write_run
 from upath import UPath
 
-from forage_common.settings import Settings
 from forage_console.context import Console
 from forage_console.models.runs import RunChange, RunState
 from forage_console.reading import changes
 from forage_console.reading.changes import Watches
 from forage_console.reading.reader import Readers
+from forage_runtime.settings import Settings
 
 Stream = AsyncGenerator[RunChange, None]
 

@@ -11,8 +11,8 @@ import pytest
 from console_client import ConsoleClient
 from run_folders import write_run
 
-from forage_common.settings import load_settings
 from forage_records.statistics import paired_difference
+from forage_runtime.settings import load_settings
 
 Em = float | None
 

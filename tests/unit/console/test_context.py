@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from upath import UPath
 
-from forage_common.settings import Settings
 from forage_console.context import Console
 from forage_console.errors import NotFoundError
+from forage_runtime.settings import Settings
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from console_client import ConsoleClient
 from run_folders import write_run
 
-from forage_common.v1.trajectory_pb2 import Role, Score, Span, Status, Trajectory
+from forage_proto.v1.trajectory_pb2 import Role, Score, Span, Status, Trajectory
 from forage_records.step_file import StepRow, step_file_path, write_step
 
 

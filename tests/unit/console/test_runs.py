@@ -17,7 +17,7 @@ from console_client import ConsoleClient
 from run_folders import write_lines, write_run
 from upath import UPath
 
-from forage_common.settings import load_settings
+from forage_runtime.settings import load_settings
 
 NOW = time.time()
 

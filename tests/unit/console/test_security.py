@@ -17,15 +17,15 @@ from fastapi.responses import StreamingResponse
 from loop_clock import LoopClock
 from upath import UPath
 
-from forage_common.errors import SettingsError
-from forage_common.settings import ConsoleSettings, Settings
-from forage_common.telemetry.health import Health
 from forage_console import app as site
 from forage_console.context import Console
 from forage_console.pages import add_pages
 from forage_console.security import guard
 from forage_console.security.access import FREE_TRIES, MAX_PAUSE_S, SESSION_S, Access, TooManyTriesError, check_exposure
 from forage_console.security.guard import COOKIE, MAX_BODY_BYTES, MAX_STREAMS, MAX_URL_BYTES, Guard
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import ConsoleSettings, Settings
+from forage_runtime.telemetry.health import Health
 
 TOKEN = "a-token-of-the-test"
 JSON = {"Content-Type": "application/json"}

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from forage_cli.datasets import countdown as problems
-from forage_common.settings import load_settings
 from forage_models.tiny_policy.countdown import (
     MAX_NUMBER_TOKEN,
     MIXTURE,
@@ -30,6 +29,7 @@ from forage_models.tiny_policy.countdown import (
 )
 from forage_models.tiny_policy.demonstrations import Role, Segment, encode
 from forage_models.tiny_policy.tokenizer import TAGS, TURN_END
+from forage_runtime.settings import load_settings
 
 REPOSITORY = Path(__file__).parents[3]
 SHIPPED = REPOSITORY / "models" / "tiny-countdown"

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tiny_episodes import GUESSES, NAMER, TWO_HOPS
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from forage_common.text.search_prompt import PROMPT_PREFIX, format_search_prompt
 from forage_models.tiny_policy import demonstrations as demos
 from forage_models.tiny_policy.demonstrations import Demonstrator, Mode, Role, build_prompt_segment, encode
 from forage_models.tiny_policy.evaluate import is_exact_match
@@ -28,6 +27,7 @@ from forage_models.tiny_policy.tokenizer import (
     list_added_tokens,
     split_instruction,
 )
+from forage_runtime.text.search_prompt import PROMPT_PREFIX, format_search_prompt
 
 SHIPPED = Path(__file__).parents[3] / "models" / "tiny-policy"
 TOKENIZER: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(SHIPPED)

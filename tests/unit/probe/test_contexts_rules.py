@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from forage_common.settings import RolloutSettings
-from forage_common.v1.probe_pb2 import CotBoundary
-from forage_common.v1.trajectory_pb2 import Role, Span, Status, Trajectory
 from forage_probe.contexts import CONNECTIVE, Thought, build_context, find_thought
+from forage_proto.v1.probe_pb2 import CotBoundary
+from forage_proto.v1.trajectory_pb2 import Role, Span, Status, Trajectory
+from forage_runtime.settings import RolloutSettings
 
 
 def test_the_connective_closes_the_thought_and_opens_an_answer() -> None:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage_common.v1.probe_pb2 import CotBoundary
 from forage_probe.cot import find_cot, kept_lengths
+from forage_proto.v1.probe_pb2 import CotBoundary
 
 TABLE = Path(__file__).parents[2] / "data" / "probe" / "boundaries.jsonl"
 TAGS = {10: "<thi", 11: "nk>", 20: "</thi", 21: "nk>", 30: "<answ", 31: "er>", 40: "</answ", 41: "er>"}

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage_common.v1.probe_pb2 import AnswerCount, Probed, ProbePoint
-from forage_common.v1.trajectory_pb2 import Status
 from forage_probe import metrics
+from forage_proto.v1.probe_pb2 import AnswerCount, Probed, ProbePoint
+from forage_proto.v1.trajectory_pb2 import Status
 
 TABLE = Path(__file__).parents[2] / "data" / "probe" / "metrics.jsonl"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from forage_common.v1.probe_pb2 import Probed, ProbePoint
-from forage_common.v1.trajectory_pb2 import Status
 from forage_probe.metrics import measure
+from forage_proto.v1.probe_pb2 import Probed, ProbePoint
+from forage_proto.v1.trajectory_pb2 import Status
 
 
 @pytest.mark.parametrize(("correct", "rho", "premature"), [([2, 1, 4, 0, 3], 0.1, True), ([1, 0, 4, 2, 3], 0.6, False)])

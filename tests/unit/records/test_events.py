@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from forage_common.errors import DiskFullError
-from forage_common.files import durable
 from forage_records.events import FILE, Event, EventKind, EventLog, parse_events, read_events
+from forage_runtime.errors import DiskFullError
+from forage_runtime.files import durable
 
 
 def test_events_of_several_writers_are_read_in_order(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from stored_trajectories import build_stored, score
 
-from forage_common.v1.trajectory_pb2 import (
+from forage_proto.v1.trajectory_pb2 import (
     Sampling,
     Score,
     Status,

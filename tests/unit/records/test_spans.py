@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forage_common.v1.trajectory_pb2 import Role, Span
+from forage_proto.v1.trajectory_pb2 import Role, Span
 from forage_records.spans import Block, Mark, split_spans
 
 

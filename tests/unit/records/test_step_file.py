@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from forage_common.errors import DataError
-from forage_common.v1.trajectory_pb2 import ActionKind, Status, Trajectory, Turn
+from forage_proto.v1.trajectory_pb2 import ActionKind, Status, Trajectory, Turn
 from forage_records.step_file import Fate, GroupFate, StepRow, read_group_fates, read_step, read_step_row, write_step
 from forage_records.trajectory_rows import Filter
+from forage_runtime.errors import DataError
 
 
 def build_row(number: int = 0) -> StepRow:

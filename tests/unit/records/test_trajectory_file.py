@@ -8,8 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from forage_common.errors import DataError
-from forage_common.v1.trajectory_pb2 import (
+from forage_proto.v1.trajectory_pb2 import (
     ActionKind,
     GroundTruth,
     PolicySegment,
@@ -29,6 +28,7 @@ from forage_records.trajectory_file import (
     read_trajectories,
     read_with_columns,
 )
+from forage_runtime.errors import DataError
 
 
 def build_trajectory(number: int) -> Trajectory:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from forage_common.errors import UserError
 from forage_retriever.artifacts import build_once, compute_digest
+from forage_runtime.errors import UserError
 
 DIGEST = compute_digest("a")
 

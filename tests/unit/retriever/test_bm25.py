@@ -9,13 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from retriever_parts import write_corpus
 
-from forage_common.errors import UserError
 from forage_retriever.corpus.columns import UnknownFieldError
 from forage_retriever.corpus.read import Passage
 from forage_retriever.corpus.store import Corpus
 from forage_retriever.hits import Filters
 from forage_retriever.search import bm25
 from forage_retriever.search.bm25 import Bm25Index, TitleIndex
+from forage_runtime.errors import UserError
 
 
 @pytest.fixture

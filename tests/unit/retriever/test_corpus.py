@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from retriever_parts import write_corpus
 
-from forage_common.errors import DataError
-from forage_common.files import corpus, parquet_rows
-from forage_common.files.parquet_rows import PARQUET_READER
 from forage_retriever.corpus import columns, read, store
 from forage_retriever.corpus.columns import UnknownFieldError
 from forage_retriever.corpus.read import Passage
 from forage_retriever.corpus.store import Corpus, DuplicateIdError
+from forage_runtime.errors import DataError
+from forage_runtime.files import corpus, parquet_rows
+from forage_runtime.files.parquet_rows import PARQUET_READER
 
 GOOD = '{"id": "a", "contents": "\\"T\\"\\ntext"}'
 

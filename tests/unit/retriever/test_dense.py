@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from vector_folders import DIMENSION, KINDS, fill, write_vector_index
 
-from forage_common.errors import SettingsError, UserError
-from forage_common.settings import RetrieverSettings
 from forage_retriever.search import faiss_build, flat_scan, vector_index
 from forage_retriever.search.vector_index import Effort, VectorIndex
+from forage_runtime.errors import SettingsError, UserError
+from forage_runtime.settings import RetrieverSettings
 
 COUNT = 4000
 LOSSY = ["PQ16x4fs", "PQ16x4np", "IVF32,PQ16x4fs", "RaBitQ", "IVF32,RaBitQ", "IVF32,RaBitQfs"]

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from forage_common.errors import SettingsError
-from forage_common.settings import EncoderPrecision, EncoderSettings, RetrieverSettings, load_settings
 from forage_retriever import devices
 from forage_retriever.devices import Shown
 from forage_retriever.encoders import factory
 from forage_retriever.search import faiss_gpu
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import EncoderPrecision, EncoderSettings, RetrieverSettings, load_settings
 
 TEXTS = ["Oslo", "", "the money of Norway, " * 9, "who was the first king of all Norway?"]
 

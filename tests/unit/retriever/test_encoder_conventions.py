@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from forage_common.errors import DataError, SettingsError
-from forage_common.settings import EncoderSettings, RetrieverSettings
 from forage_retriever.encoders import conventions, model_folder
 from forage_retriever.encoders.conventions import Pooling
 from forage_retriever.encoders.factory import create_encoder
+from forage_runtime.errors import DataError, SettingsError
+from forage_runtime.settings import EncoderSettings, RetrieverSettings
 
 
 @pytest.mark.parametrize(

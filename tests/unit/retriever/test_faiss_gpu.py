@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from forage_common.errors import UserError
-from forage_common.settings import RetrieverSettings
 from forage_retriever.search import faiss_build, faiss_gpu
 from forage_retriever.search.vector_index import VectorIndex
 from forage_retriever.search.vectors import VECTORS_FILE
+from forage_runtime.errors import UserError
+from forage_runtime.settings import RetrieverSettings
 
 DIMENSION, COUNT, CELLS = 32, 3000, 16
 GIB = 2**30

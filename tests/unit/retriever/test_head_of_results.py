@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from vector_folders import KINDS, write_vector_index
 
-from forage_common.errors import SettingsError
-from forage_common.settings import RetrieverSettings
 from forage_retriever.hits import Hit
 from forage_retriever.search import flat_scan
 from forage_retriever.search.hybrid import fuse_rankings
 from forage_retriever.search.vector_index import VectorIndex
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import RetrieverSettings
 
 faiss.omp_set_num_threads(1)
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage_common.settings import RetrieverSettings
 from forage_retriever.hits import Filters, Hit
 from forage_retriever.search.hybrid import HybridIndex, choose_depth, fuse_rankings
+from forage_runtime.settings import RetrieverSettings
 
 RRF_K = 60
 rankings = st.lists(st.lists(st.integers(0, 20), unique=True, max_size=10), min_size=1, max_size=3)

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forage_common.errors import UserError
-from forage_common.settings import RetrievalMode, RetrieverSettings
 from forage_retriever.index import manifest
 from forage_retriever.index.build import build_index
 from forage_retriever.index.manifest import DamagedError
 from forage_retriever.index.recipe import Recipe
+from forage_runtime.errors import UserError
+from forage_runtime.settings import RetrievalMode, RetrieverSettings
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forage_common.errors import UserError
 from forage_retriever.index import workspace as workspaces
 from forage_retriever.index.workspace import hold_workspace, remove_abandoned
 from forage_retriever.search import row_files, vectors
@@ -28,6 +27,7 @@ from forage_retriever.search.vectors import (
     sample_vectors,
     save_vectors,
 )
+from forage_runtime.errors import UserError
 
 
 def fill(folder: Path) -> None:

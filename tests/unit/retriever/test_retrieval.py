@@ -12,13 +12,13 @@ from sys import getsizeof
 import pytest
 from retriever_parts import DEFAULT_TOPK, LONG_S, Recorder, list_ids, open_retrieval, record_bm25
 
-from forage_common.errors import UnavailableError
 from forage_retriever.index.load import Index
 from forage_retriever.serve import retrieval
 from forage_retriever.serve.cache import LruCache
 from forage_retriever.serve.retrieval import NotReadyError, Retrieval
 from forage_retriever.serve.source import InvalidRequestError, LocalSource
 from forage_retriever.serve.urgency import Urgency
+from forage_runtime.errors import UnavailableError
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from forage_common.errors import DataError
-from forage_common.settings import Settings
 from forage_retriever.index.load import Index
 from forage_retriever.serve import swap as swaps
 from forage_retriever.serve.retrieval import Retrieval
 from forage_retriever.serve.swap import IndexSwap, ReloadError
+from forage_runtime.errors import DataError
+from forage_runtime.settings import Settings
 
 
 class Loader:

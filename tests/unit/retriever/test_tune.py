@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forage_common.settings import RetrieverSettings
 from forage_retriever.command.fusion import (
     RRF_K,
     WEIGHTS,
@@ -19,6 +18,7 @@ from forage_retriever.command.fusion import (
     split_questions,
 )
 from forage_retriever.command.questions import Question
+from forage_runtime.settings import RetrieverSettings
 
 WORDS = ("harbour", "glacier", "violin", "copper", "lantern", "orchard", "compass", "marble")
 

@@ -12,7 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage_common.text.answers import (
+from forage_reward.parsing.answers import extract_observations, extract_solution
+from forage_reward.parsing.raw_text import split_spans
+from forage_reward.trajectory import Role, Span, TrajectoryView
+from forage_runtime.text.answers import (
     MAX_ANSWER,
     MAX_EVIDENCE,
     em_check,
@@ -21,10 +24,7 @@ from forage_common.text.answers import (
     normalize_answer,
     subem_check,
 )
-from forage_common.text.tags import Tag, find_blocks, find_last_block
-from forage_reward.parsing.answers import extract_observations, extract_solution
-from forage_reward.parsing.raw_text import split_spans
-from forage_reward.trajectory import Role, Span, TrajectoryView
+from forage_runtime.text.tags import Tag, find_blocks, find_last_block
 
 DATA = Path(__file__).parents[2] / "data/reward"
 

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage_common.errors import SettingsError
-from forage_common.settings import RewardComponent, RewardRoute, RewardSettings, load_settings
-from forage_common.v1 import reward_pb2, trajectory_pb2
+from forage_proto.v1 import reward_pb2, trajectory_pb2
 from forage_reward import registry
 from forage_reward.composition import Part, compose_scorers
 from forage_reward.reward import Reward, RewardParams
@@ -19,6 +17,8 @@ from forage_reward.router import RewardRouter
 from forage_reward.score import Component, Score, Status, sum_components, withhold_score
 from forage_reward.serve.describe import describe_rewards
 from forage_reward.trajectory import GroundTruth, TrajectoryView
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import RewardComponent, RewardRoute, RewardSettings, load_settings
 
 EMPTY, TRUTH = TrajectoryView(()), GroundTruth(("Oslo",))
 

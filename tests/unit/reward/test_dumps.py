@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage_common.settings import RewardRoute
 from forage_reward.command.dumps import RowError, parse_row, read_row, split_raw_text
 from forage_reward.command.score_file import ANY, score_lines
 from forage_reward.router import RewardRouter
 from forage_reward.trajectory import Action, GroundTruth, Role, Span, Turn
+from forage_runtime.settings import RewardRoute
 
 SPANS = [{"role": "prompt", "text": "q"}, {"role": "model", "text": "<answer>Oslo</answer>"}]
 

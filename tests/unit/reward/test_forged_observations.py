@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forage_common.text.observation import escape_tags
-from forage_common.text.tags import Tag
 from forage_reward.parsing.answers import extract_observations, extract_solution
 from forage_reward.parsing.turns import read_turns
 from forage_reward.registry import REWARDS, bind_reward
 from forage_reward.trajectory import Action, GroundTruth, Role, Span, TrajectoryView
+from forage_runtime.text.observation import escape_tags
+from forage_runtime.text.tags import Tag
 
 TRUTH = GroundTruth(("Oslo",), 7, (3, 4))
 PURE = [name for name, reward in REWARDS.items() if not reward.blocking]

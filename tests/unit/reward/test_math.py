@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from forage_isolation.child import ChildDiedError, ChildTimeoutError
 from forage_reward.parsing.math_answer import extract_math_answer, is_balanced
 from forage_reward.registry import bind_reward
 from forage_reward.rewards import math
 from forage_reward.score import Status
 from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
+from forage_sandbox.child import ChildDiedError, ChildTimeoutError
 
 
 class Unable:

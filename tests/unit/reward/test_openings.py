@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from forage_common.v1.reward_pb2 import ScoreItem
-from forage_common.v1.trajectory_pb2 import Role, Span
+from forage_proto.v1.reward_pb2 import ScoreItem
+from forage_proto.v1.trajectory_pb2 import Role, Span
 from forage_reward.command.dumps import RowError, read_row
 from forage_reward.registry import bind_reward
 from forage_reward.score import Score

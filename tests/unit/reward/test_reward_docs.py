@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from forage_common.settings import load_settings
 from forage_reward.parsing.answers import extract_solution
 from forage_reward.registry import REWARDS
 from forage_reward.reward import Reward, RewardParams
 from forage_reward.router import RewardRouter
 from forage_reward.score import Component, Score, sum_components
 from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
+from forage_runtime.settings import load_settings
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "reference/rewards.md").read_text()

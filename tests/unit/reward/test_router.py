@@ -6,15 +6,15 @@ import math
 
 import pytest
 
-from forage_common.errors import SettingsError
-from forage_common.settings import RewardRoute, RewardSettings
-from forage_common.v1 import reward_pb2, trajectory_pb2
+from forage_proto.v1 import reward_pb2, trajectory_pb2
 from forage_reward import registry
 from forage_reward.reward import Reward, RewardParams
 from forage_reward.router import RewardRouter
 from forage_reward.score import Component, Score, sum_components
 from forage_reward.serve.describe import describe_rewards
 from forage_reward.trajectory import GroundTruth, TrajectoryView
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import RewardRoute, RewardSettings
 
 MODEL, ENV = trajectory_pb2.ROLE_MODEL, trajectory_pb2.ROLE_ENV
 

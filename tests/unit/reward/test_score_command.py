@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from forage_common.files.parquet_rows import PARQUET_READER
 from forage_reward.command.main import main
 from forage_reward.registry import REWARDS
+from forage_runtime.files.parquet_rows import PARQUET_READER
 
 Command = Callable[..., "Ended"]
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage_common.text.tags import CLOSE, OPEN, Tag
 from forage_reward.parsing.sequence import State, is_valid_sequence
+from forage_runtime.text.tags import CLOSE, OPEN, Tag
 
 DATA = Path(__file__).parents[2] / "data/reward/sequence.jsonl"
 ROWS = [json.loads(line) for line in DATA.read_text().splitlines()]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from prometheus_client import REGISTRY
 
-from forage_common.telemetry.log_sampling import LogSampler
-from forage_common.v1 import trajectory_pb2
+from forage_proto.v1 import trajectory_pb2
 from forage_reward.serve.shadow import record_comparison
+from forage_runtime.telemetry.log_sampling import LogSampler
 
 OK, ABSTAIN, INTERNAL = trajectory_pb2.STATUS_OK, trajectory_pb2.STATUS_ABSTAIN, trajectory_pb2.STATUS_INTERNAL
 

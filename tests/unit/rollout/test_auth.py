@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from forage_common.errors import SettingsError
-from forage_common.security.tokens import TokenFile, authorization_metadata, read_token
+from forage_runtime.errors import SettingsError
+from forage_runtime.security.tokens import TokenFile, authorization_metadata, read_token
 
 
 @pytest.mark.parametrize(

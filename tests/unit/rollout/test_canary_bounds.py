@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from forage_common.settings import EngineSettings
-from forage_common.v1.trajectory_pb2 import Canary
+from forage_proto.v1.trajectory_pb2 import Canary
 from forage_rollout.core.arguments import is_exact
 from forage_rollout.weights.canary import TOLERANCES, CanaryBounds
+from forage_runtime.settings import EngineSettings
 
 FLOAT, BRAIN = Canary(dtype="float32"), Canary(dtype="bfloat16")
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from forage_common.settings import RolloutSettings
 from forage_rollout.concurrency import REASONS, Concurrency, EngineLoad, GroupLimit
 from forage_rollout.metrics import Counts, RolloutCollector, Snapshot
+from forage_runtime.settings import RolloutSettings
 
 SLOTS = 64
 

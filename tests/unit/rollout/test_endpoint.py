@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from forage_common.settings import EngineSettings
 from forage_rollout.engine.endpoint import restore_stop_text
+from forage_runtime.settings import EngineSettings
 
 STOPS = ("</search>", "</answer>")
 

@@ -11,15 +11,15 @@ import pytest
 from environment_parts import CASINO, build_agent, build_settings, run
 from scripted_engine import ScriptedEngine
 
-from forage_common.clients.retriever import RetrieverClient
-from forage_common.errors import SettingsError
-from forage_common.settings import EnvironmentRoute
-from forage_common.v1.trajectory_pb2 import ActionKind, Prompt, Purpose
+from forage_proto.v1.trajectory_pb2 import ActionKind, Prompt, Purpose
 from forage_rollout.environments import load_environments
 from forage_rollout.environments.environment import Budget
 from forage_rollout.environments.frames import pack_budget, pack_frame, read_budget
 from forage_rollout.environments.search import Search
 from forage_rollout.environments.single_turn import SingleTurn
+from forage_runtime.clients.retriever import RetrieverClient
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import EnvironmentRoute
 
 
 async def test_single_turn_ends_with_its_answer(char_codec: Any) -> None:

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from forage_common import devices as common
-from forage_common.errors import UserError
-from forage_common.settings import RolloutSettings, load_settings
 from forage_rollout.deployments import devices
 from forage_rollout.deployments.application import build_application
+from forage_runtime import devices as common
+from forage_runtime.errors import UserError
+from forage_runtime.settings import RolloutSettings, load_settings
 
 
 @pytest.fixture

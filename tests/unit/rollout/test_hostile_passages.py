@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from forage_common.settings import RolloutSettings
-from forage_common.text.observation import escape_tags, find_reserved_tags, format_passages
-from forage_common.text.tags import Tag, find_blocks, find_last_block
-from forage_common.v1.trajectory_pb2 import ActionKind, Document, Prompt, Role, Trajectory
+from forage_proto.v1.trajectory_pb2 import ActionKind, Document, Prompt, Role, Trajectory
 from forage_rollout.environments.environment import Action, Episode, Observation
 from forage_rollout.environments.search import Search
 from forage_rollout.loop.generation import Generation, RenderedPrompt
 from forage_rollout.loop.observation_ids import escape_message
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.loop.trajectory_builder import Limits, TrajectoryBuilder
+from forage_runtime.settings import RolloutSettings
+from forage_runtime.text.observation import escape_tags, find_reserved_tags, format_passages
+from forage_runtime.text.tags import Tag, find_blocks, find_last_block
 
 SEARCH = "<search> q </search>"
 ANSWER = "<answer> mine </answer>"

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forage_common.settings import RolloutSettings
-from forage_common.streams.packing import pack_group, unpack_group
-from forage_common.streams.texts import leave_out_texts, restore_texts
-from forage_common.text.observation import format_passages
-from forage_common.v1.packed_pb2 import PackedGroup
-from forage_common.v1.trajectory_pb2 import ActionKind, Document, Prompt, Trajectory, TrajectoryGroup
+from forage_proto.v1.packed_pb2 import PackedGroup
+from forage_proto.v1.trajectory_pb2 import ActionKind, Document, Prompt, Trajectory, TrajectoryGroup
 from forage_rollout.environments.environment import Episode, Observation
 from forage_rollout.environments.search import Search
 from forage_rollout.loop.generation import Generation, RenderedPrompt
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.loop.trajectory_builder import Limits, TrajectoryBuilder
+from forage_runtime.settings import RolloutSettings
+from forage_runtime.text.observation import format_passages
+from forage_trajectory.packing import pack_group, unpack_group
+from forage_trajectory.texts import leave_out_texts, restore_texts
 
 MODELS = Path(__file__).resolve().parents[3] / "models"
 CODEC = FileTokenizer(MODELS / "tiny-policy")

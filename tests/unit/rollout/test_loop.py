@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forage_common.errors import SettingsError
-from forage_common.settings import EngineSettings, RolloutSettings
-from forage_common.text.observation import format_passages
-from forage_common.v1.trajectory_pb2 import ActionKind, Document, Prompt, Role, Trajectory
+from forage_proto.v1.trajectory_pb2 import ActionKind, Document, Prompt, Role, Trajectory
 from forage_rollout.environments.environment import Action, Episode, Observation
 from forage_rollout.environments.search import Search
 from forage_rollout.loop.generation import Generation, RenderedPrompt
 from forage_rollout.loop.trajectory_builder import Limits, TrajectoryBuilder, split_opening
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import EngineSettings, RolloutSettings
+from forage_runtime.text.observation import format_passages
 
 WIDE = Limits(max_start_length=100, max_context_length=2000, max_response_length=500, max_obs_length=500)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from forage_common.clients.circuit import Circuit, CircuitOpenError
-from forage_common.v1.trajectory_pb2 import Policy, PolicySegment, Trajectory, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Policy, PolicySegment, Trajectory, TrajectoryGroup
 from forage_rollout.metrics import CountKey, RolloutCollector, Snapshot, VersionTokens, read_call_counts
+from forage_runtime.clients.circuit import Circuit, CircuitOpenError
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forage_common.text.observation import RESERVED_TAGS, escape_tags, find_tag_names, format_passages
-from forage_common.v1.trajectory_pb2 import Document
+from forage_proto.v1.trajectory_pb2 import Document
+from forage_runtime.text.observation import RESERVED_TAGS, escape_tags, find_tag_names, format_passages
 
 TAGS = [f"<{slash}{name}>" for name in RESERVED_TAGS for slash in ("", "/")]
 CONTROL = ["<|im_end|>", "<|im_start|>", "[PAD]"]

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from forage_common.settings import Settings
 from forage_rollout.engine.openai import CHATS, OpenAiRoutes
+from forage_runtime.settings import Settings
 
 
 class Refusing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_proto.v1.trajectory_pb2 import Policy
 from forage_rollout.weights.policy import format_label, is_newer, parse_label
 
 

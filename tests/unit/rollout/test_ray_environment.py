@@ -10,8 +10,8 @@ import pytest
 from ray import _raylet
 from ray._private import node, services
 
-from forage_common import ray_environment as module
-from forage_common.ray_environment import START_LIMIT_S, extend_start_limit, ray_environment
+from forage_runtime import ray_environment as module
+from forage_runtime.ray_environment import START_LIMIT_S, extend_start_limit, ray_environment
 
 
 @pytest.fixture

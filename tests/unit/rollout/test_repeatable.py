@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from forage_common.errors import SettingsError
-from forage_common.settings import EngineSettings
 from forage_rollout.core.repeatable import prepare_repeatable
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import EngineSettings
 
 NAME = "VLLM_BATCH_INVARIANT"
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from forage_common.settings import RolloutSettings, Settings
 from forage_rollout.concurrency import count_most_groups
 from forage_rollout.deployments.application import build_dispatcher_deployment, build_engine_deployment
 from forage_rollout.deployments.autoscaling import ONGOING, count_wanted
 from forage_rollout.deployments.cluster import limit_to_machine
 from forage_rollout.worker_names import WorkerName
+from forage_runtime.settings import RolloutSettings, Settings
 
 
 def test_services_of_other_addresses_have_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

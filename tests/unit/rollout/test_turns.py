@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forage_common.settings import RolloutSettings
-from forage_common.v1.trajectory_pb2 import ActionKind, Prompt
+from forage_proto.v1.trajectory_pb2 import ActionKind, Prompt
 from forage_rollout.environments.environment import Action, Episode
 from forage_rollout.environments.search import Search
 from forage_rollout.loop.turns import cut_at_stop
+from forage_runtime.settings import RolloutSettings
 
 KINDS = {
     None: ActionKind.ACTION_KIND_INVALID,

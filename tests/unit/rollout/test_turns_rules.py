@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from forage_common.settings import RolloutSettings
-from forage_common.v1.trajectory_pb2 import Prompt
+from forage_proto.v1.trajectory_pb2 import Prompt
 from forage_rollout.environments.environment import Episode
 from forage_rollout.environments.search import Search
+from forage_runtime.settings import RolloutSettings
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ import pytest
 from model_folders import write_smallest_model
 from whole_policy import announce_whole
 
-from forage_policies.cache import PolicyCache
 from forage_rollout.engine.leases import Leases
 from forage_rollout.weights.holding import hold_policy
 from forage_rollout.weights.policy import NotServingError
+from forage_weights.cache import PolicyCache
 
 WEIGHTS = "model.safetensors"
 

@@ -73,7 +73,7 @@ def test_imported_names_exist() -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize(("module", "name"), [("forage_common.settings", "load"), ("forage_common.local", "stack")])
+@pytest.mark.parametrize(("module", "name"), [("forage_runtime.settings", "load"), ("forage_runtime.local", "stack")])
 def test_a_name_that_was_moved_is_found(module: str, name: str) -> None:
     assert name not in read_names(module)
     assert _IMPORT.findall(f'    "from {module} import {name}; {name}()"') == [(module, name)]

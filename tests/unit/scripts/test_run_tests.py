@@ -127,9 +127,9 @@ def test_a_process_that_a_test_left_behind_fails_the_run(capsys: pytest.CaptureF
 
 def test_every_part_runs_in_the_environment_of_its_service() -> None:
     environments = {job.name: job.environment for job in list_jobs(list_test_files(["unit"]), with_front_end=True)}
-    assert environments["unit/common"] == environments["unit/probe"] == environments["unit/cli"] == "cli"
-    assert environments["unit/models"] == environments["unit/policies"] == environments["unit/trainer"] == "trainer"
-    assert environments["unit/isolation"] == environments["unit/reward"] == "reward"
+    assert environments["unit/runtime"] == environments["unit/probe"] == environments["unit/cli"] == "cli"
+    assert environments["unit/models"] == environments["unit/weights"] == environments["unit/trainer"] == "trainer"
+    assert environments["unit/sandbox"] == environments["unit/reward"] == "reward"
     assert Job(run_tests.TESTS / "component/rollout_deployments").environment == "rollout"
     assert environments["unit/console_web"] == "node"
 

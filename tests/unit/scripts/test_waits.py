@@ -18,7 +18,7 @@ OTHERS = {"health", "_health", "ready", "_wait_for"}
 EXEMPT = {
     "telemetry/waits.py",
     "telemetry/health.py",
-    "forage_common/stop.py",  # its callers name the wait
+    "forage_runtime/stop.py",  # its callers name the wait
     "deployments/dispatcher.py",  # passes the functions on
 }
 

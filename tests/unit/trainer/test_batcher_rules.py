@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from forage_common.settings import load_settings
-from forage_common.streams.client import StreamClient
-from forage_common.telemetry.health import Health
+from forage_queue.streams.client import StreamClient
+from forage_runtime.settings import load_settings
+from forage_runtime.telemetry.health import Health
 from forage_trainer.data import arrivals
 from forage_trainer.data.batcher import Batcher
 from forage_trainer.data.feeder import Feeder

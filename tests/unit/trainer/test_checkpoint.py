@@ -17,13 +17,13 @@ import pytest
 from limits import WAIT_S
 from trainer_parts import save_checkpoint
 
-from forage_common.errors import DataError, DiskFullError, FencedError, UserError
-from forage_policies.digests import compute_digest
+from forage_runtime.errors import DataError, DiskFullError, FencedError, UserError
 from forage_trainer.checkpoints import checkpoint
 from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.manifest import ConsumedGroup, ConsumedStep, Manifest, read_checkpoint
 from forage_trainer.files import describe_rank, remove_folder, remove_leftovers, stage_folder
 from forage_trainer.reporting.progress import MetricsFile
+from forage_weights.digests import compute_digest
 
 CONSUMED = (ConsumedStep(3, 2, (ConsumedGroup(3, 0, 1, "s/train/7/0", "17-1"),)),)
 

@@ -18,14 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trainer_parts import build_trajectory, make_group
 
-from forage_common.errors import DiskFullError
-from forage_common.settings import AlgorithmSettings, load_settings
-from forage_common.stop import Stop
-from forage_common.streams.client import Entry
-from forage_common.streams.packing import pack_group
-from forage_common.telemetry.health import Health
-from forage_common.v1.packed_pb2 import PackedGroup
-from forage_common.v1.trajectory_pb2 import Status, TrajectoryGroup
+from forage_proto.v1.packed_pb2 import PackedGroup
+from forage_proto.v1.trajectory_pb2 import Status, TrajectoryGroup
+from forage_queue.streams.client import Entry
+from forage_runtime.errors import DiskFullError
+from forage_runtime.settings import AlgorithmSettings, load_settings
+from forage_runtime.stop import Stop
+from forage_runtime.telemetry.health import Health
 from forage_trainer.checkpoints.kept_groups import KeptGroups
 from forage_trainer.columns.arrays import ColumnFolder, Columns, StoredColumns, find_runs
 from forage_trainer.columns.arrived import (
@@ -44,6 +43,7 @@ from forage_trainer.data.selection import find_equal_groups, is_valid, leave_out
 from forage_trainer.data.tensors import StepTensors, build_step_tensors
 from forage_trainer.reporting.metrics import compute_trajectory_metrics
 from forage_trainer.waiting import DiskRetry
+from forage_trajectory.packing import pack_group
 
 TRAINER = load_settings(None, ["trainer.actor.ppo_max_token_len_per_gpu=60"], {}).trainer
 

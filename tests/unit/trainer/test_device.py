@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from forage_common.errors import UserError
-from forage_common.settings import load_settings
+from forage_runtime.errors import UserError
+from forage_runtime.settings import load_settings
 from forage_trainer import __main__ as program
 from forage_trainer import device
 from forage_trainer.__main__ import main
@@ -22,7 +22,7 @@ def test_a_torch_for_gpus_on_a_machine_without_one_is_refused_with_the_remedy(
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("forage_common.devices.find_cuda_version", lambda *_: "13.0")
+    monkeypatch.setattr("forage_runtime.devices.find_cuda_version", lambda *_: "13.0")
     monkeypatch.setattr(device, "find_cuda_version", lambda: "13.0")
     assert program.prepare_device(load_settings(None, overrides, {}).trainer)
     with pytest.raises(UserError, match=r"CUDA 13.0, .* shows no GPU that it can use: .*trainer.device=cpu"):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from trainer_parts import build_trajectory, make_group
 
-from forage_common.v1.trajectory_pb2 import Policy, PolicyFile, Status, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Policy, PolicyFile, Status, TrajectoryGroup
 from forage_trainer.data.digests import digest_tokens, digest_weights
 
 

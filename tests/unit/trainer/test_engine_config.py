@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("verl", reason="needs the trainer's environment")
 from verl.workers.config import FSDPEngineConfig
 
-from forage_common.errors import UserError
-from forage_common.settings import TrainingEngineSettings
+from forage_runtime.errors import UserError
+from forage_runtime.settings import TrainingEngineSettings
 from forage_trainer.engine import engine_config
 from forage_trainer.engine.engine_config import build_engine_config, resolve_engine
 

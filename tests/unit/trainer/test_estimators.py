@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-from forage_common.settings import AdvantageEstimator, AlgorithmSettings, RewardPlacement
-from forage_common.v1.trajectory_pb2 import Component, Score, Trajectory
+from forage_proto.v1.trajectory_pb2 import Component, Score, Trajectory
+from forage_runtime.settings import AdvantageEstimator, AlgorithmSettings, RewardPlacement
 from forage_trainer.algorithms.estimators.gae import gae
 from forage_trainer.algorithms.estimators.groups import find_participants
 from forage_trainer.algorithms.estimators.grpo import grpo_outcome

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from forage_common.settings import load_settings
-from forage_common.streams.client import Entry, StreamClient
-from forage_common.v1.trajectory_pb2 import GroundTruth, Prompt, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import GroundTruth, Prompt, TrajectoryGroup
+from forage_queue.streams.client import Entry, StreamClient
 from forage_records.questions import Question
+from forage_runtime.settings import load_settings
 from forage_trainer.data.dataset import Batches
 from forage_trainer.data.feeder import Feeder
 from forage_trainer.data.places import Held, Place, ReadyOrder, Settled

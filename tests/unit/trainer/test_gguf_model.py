@@ -12,8 +12,8 @@ import torch
 from random_model import LETTERS, build_random_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from forage_common.errors import DataError
-from forage_common.files.model_folder import check_model_folder, read_end_of_turn
+from forage_runtime.errors import DataError
+from forage_runtime.files.model_folder import check_model_folder, read_end_of_turn
 from forage_trainer.weights.gguf_model import convert
 
 SPECIALS = ["<unk>", "<|im_start|>", "<|im_end|>"]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from forage_common.errors import SettingsError, UserError
-from forage_common.settings import GuardSettings, load_settings
+from forage_runtime.errors import SettingsError, UserError
+from forage_runtime.settings import GuardSettings, load_settings
 from forage_trainer.checkpoints.rollbacks import ROLLBACKS, ROLLED_BACK, GuardStopError, Rollbacks, make_stop_error
 from forage_trainer.reporting.guards import Guards, Trip
 

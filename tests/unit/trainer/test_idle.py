@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from forage_common.streams.client import Entry
-from forage_common.v1.trajectory_pb2 import Timings, Trajectory, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Timings, Trajectory, TrajectoryGroup
+from forage_queue.streams.client import Entry
 from forage_trainer.data.idle import IdleTime
 
 

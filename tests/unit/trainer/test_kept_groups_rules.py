@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from google.protobuf.proto import serialize_length_prefixed
 
-from forage_common.errors import DataError
-from forage_common.v1.packed_pb2 import PackedGroup
+from forage_proto.v1.packed_pb2 import PackedGroup
+from forage_runtime.errors import DataError
 from forage_trainer.checkpoints.kept_groups import KeptGroups
 from forage_trainer.data.batcher import Batch
 

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage_common.errors import SettingsError
-from forage_common.settings import KlControlSettings, load_settings
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import KlControlSettings, load_settings
 from forage_trainer.algorithms.kl import KlController, apply_kl_penalty
 
 DATA = Path(__file__).parents[2] / "data/trainer"

@@ -22,8 +22,8 @@ from loss_parts import (
 from verl.workers.config import CriticConfig
 from verl.workers.utils.losses import value_loss
 
-from forage_common.errors import SettingsError
-from forage_common.settings import ActorSettings, CorrectionSettings, CriticSettings, load_settings
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import ActorSettings, CorrectionSettings, CriticSettings, load_settings
 from forage_trainer.algorithms.off_policy import compute_correction_metrics, importance_weights
 from forage_trainer.data.tensors import StepTensors
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from trainer_parts import build_trajectory, make_group
 
-from forage_common.v1.trajectory_pb2 import Score, Status, Trajectory, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Score, Status, Trajectory, TrajectoryGroup
 from forage_trainer.reporting.metrics import compute_estimate_metrics, compute_trajectory_metrics, to_verl_names
 
 DATA = Path(__file__).parents[2] / "data/trainer/loss_mask.jsonl"

@@ -9,8 +9,8 @@ pytest.importorskip("verl", reason="needs the trainer's environment")
 import torch
 from overlong_parts import LENGTHS, REWARDS, build
 
-from forage_common.errors import SettingsError
-from forage_common.settings import AlgorithmSettings, OverlongSettings, load_settings
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import AlgorithmSettings, OverlongSettings, load_settings
 from forage_trainer.algorithms.estimators.registry import Rewards, estimate_advantages
 from forage_trainer.data.overlong import compute_penalties, mask_cut, subtract_penalties
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from forage_common.streams.client import StreamClient
-from forage_common.v1.trajectory_pb2 import LedgerEntry
+from forage_proto.v1.trajectory_pb2 import LedgerEntry
+from forage_queue.streams.client import StreamClient
 from forage_trainer.checkpoints.pending import PendingSteps
 from forage_trainer.data.batcher import Batch
 from forage_trainer.waiting import RedisRetry

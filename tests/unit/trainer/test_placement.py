@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trainer_parts import PROMPT_TOKENS, make_group
 
-from forage_common.settings import AlgorithmSettings, RewardPlacement
-from forage_common.v1.trajectory_pb2 import Component, Score, Status, Trajectory
+from forage_proto.v1.trajectory_pb2 import Component, Score, Status, Trajectory
+from forage_runtime.settings import AlgorithmSettings, RewardPlacement
 from forage_trainer.algorithms.token_rewards import (
     StructuredReward,
     compute_token_rewards,

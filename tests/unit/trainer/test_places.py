@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 from trainer_parts import make_group
 
-from forage_common.streams.client import Entry
+from forage_queue.streams.client import Entry
 from forage_trainer.data.places import Held, Place, ReadyOrder, Settled, StrictOrder, list_slots
 
 SIZE, STALENESS = 3, 2

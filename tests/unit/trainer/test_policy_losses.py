@@ -13,8 +13,8 @@ import pytest
 import torch
 from loss_parts import Matrices, aggregate, build_batch, draw_matrices, run_actor_loss
 
-from forage_common.errors import SettingsError
-from forage_common.settings import ActorSettings, CorrectionSettings, load_settings
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import ActorSettings, CorrectionSettings, load_settings
 from forage_trainer.data.tensors import StepTensors
 
 LOW, HIGH, DUAL = 0.2, 0.3, 3.0

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage_common.errors import SettingsError
-from forage_common.settings import load_settings
 from forage_probe.metrics import overconfidence
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import load_settings
 from forage_trainer.validation.probe_penalty import ProbePenalty, subtract_penalty
 
 TABLE = Path(__file__).parents[2] / "data/probe/metrics.jsonl"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from forage_common.settings import load_settings
+from forage_runtime.settings import load_settings
 from forage_trainer.weights.dtype import choose_dtype
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16

@@ -10,8 +10,8 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from trainer_parts import write_model
 
 import forage_trainer.engine.verl_cpu  # noqa: F401  (makes it verl's platform)
-from forage_common.errors import DataError, SettingsError, UserError
-from forage_common.settings import load_settings
+from forage_runtime.errors import DataError, SettingsError, UserError
+from forage_runtime.settings import load_settings
 from forage_trainer.__main__ import main
 from forage_trainer.launch.ray_launcher import find_cause
 from forage_trainer.launch.ray_rank import Rank, RankLocation

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from forage_policies.tensors import open_tensors
+from forage_weights.tensors import open_tensors
 
 
 def test_tensors_are_those_that_safetensors_reads(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from forage_common.settings import Settings, load_settings
+from forage_runtime.settings import Settings, load_settings
 from forage_trainer.reporting.settings_file import write_settings
 
 

@@ -14,8 +14,8 @@ from key_pairs import make_keys, make_signatures
 from structlog.testing import capture_logs
 from trainer_parts import save_checkpoint
 
-from forage_common.errors import DataError, UserError
-from forage_common.security.signatures import RunSignatures, SignatureError
+from forage_runtime.errors import DataError, UserError
+from forage_runtime.security.signatures import RunSignatures, SignatureError
 from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.export import export_policy, find_checkpoint
 from forage_trainer.checkpoints.manifest import MANIFEST, SIGNATURE, read_checkpoint

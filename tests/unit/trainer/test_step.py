@@ -8,9 +8,9 @@ import pytest
 import torch
 from trainer_parts import build_trajectory, make_group
 
-from forage_common.settings import Settings, load_settings
-from forage_common.streams.client import Entry
-from forage_common.v1.trajectory_pb2 import Policy, Status, TrajectoryGroup, Turn
+from forage_proto.v1.trajectory_pb2 import Policy, Status, TrajectoryGroup, Turn
+from forage_queue.streams.client import Entry
+from forage_runtime.settings import Settings, load_settings
 from forage_trainer.data.batcher import Batch
 from forage_trainer.data.tensors import StepTensors
 from forage_trainer.engine.policy_worker import UpdateResult

@@ -6,7 +6,7 @@ from typing import Any
 
 from simulation.redis_store import Store
 
-from forage_common.streams.functions import build_library, name_function
+from forage_queue.streams.functions import build_library, name_function
 
 SILENCE_MS = 3_600_000
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from forage_common.settings import load_settings
-from forage_common.text.chat_template import ChatTemplate
+from forage_runtime.settings import load_settings
+from forage_runtime.text.chat_template import ChatTemplate
 from forage_trainer.chats.template_facts import Level, TemplateProbe, list_matters
 
 

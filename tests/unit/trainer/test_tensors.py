@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trainer_parts import PROMPT_TOKENS, build_trajectory, make_group
 
-from forage_common.errors import SettingsError
-from forage_common.settings import AdvantageEstimator, AlgorithmSettings, load_settings
-from forage_common.v1.trajectory_pb2 import PolicySegment, Status, Trajectory, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import PolicySegment, Status, Trajectory, TrajectoryGroup
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import AdvantageEstimator, AlgorithmSettings, load_settings
 from forage_trainer.data.selection import find_equal_groups, select_trajectories
 from forage_trainer.data.tensors import StepTensors, build_step_tensors
 from forage_trainer.engine.cpu_engine import cut_micro_batches

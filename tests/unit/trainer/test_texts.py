@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from forage_common.errors import DataError
-from forage_common.streams.texts import leave_out_texts
-from forage_common.v1.trajectory_pb2 import Role, Span, Trajectory
+from forage_proto.v1.trajectory_pb2 import Role, Span, Trajectory
+from forage_runtime.errors import DataError
 from forage_trainer.data.texts import TextReader
+from forage_trajectory.texts import leave_out_texts
 
 MODEL = Path(__file__).resolve().parents[3] / "models/tiny-policy"
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from forage_common.errors import UserError
-from forage_common.settings import Settings, load_settings
+from forage_runtime.errors import UserError
+from forage_runtime.settings import Settings, load_settings
 from forage_trainer.reporting.metrics import to_verl_names
 from forage_trainer.reporting.tracking import (
     FAILED,

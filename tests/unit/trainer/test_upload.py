@@ -13,7 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 from limits import WAIT_S
 from trainer_parts import save_checkpoint
 
-from forage_common.errors import UserError
+from forage_runtime.errors import UserError
 from forage_trainer.checkpoints.checkpoint import Checkpoints, read_checkpoint
 from forage_trainer.checkpoints.upload import ATTEMPTS, DROPPED, FAILED, MAX_WAITING, UPLOADED, Uploader
 

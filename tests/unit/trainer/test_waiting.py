@@ -7,7 +7,7 @@ import threading
 import pytest
 from limits import WAIT_S
 
-from forage_common.stop import Stop, Stopped
+from forage_runtime.stop import Stop, Stopped
 
 
 def test_a_stop_wakes_every_sleeper() -> None:

@@ -193,7 +193,7 @@ command: [python, -c]
 args:
   - |
     import os, pathlib, shutil
-    from forage_common.security.certificates import Authority, issue_certificate
+    from forage_runtime.security.certificates import Authority, issue_certificate
     source, target = pathlib.Path("/etc/forage/ray-ca"), pathlib.Path("/etc/forage/ray-tls")
     shutil.copyfile(source / "ca.crt", target / "ca.pem")
     hosts = ["localhost", "127.0.0.1", os.environ["POD_IP"], *filter(None, [os.environ.get("FQ_RAY_IP")])]

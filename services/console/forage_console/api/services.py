@@ -9,7 +9,6 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Request
 from fastapi.sse import EventSourceResponse
 
-from forage_common.settings import Settings
 from forage_console.context import ConsoleOf, FolderOf
 from forage_console.details.trajectory import read_trajectory
 from forage_console.live import ask as asking
@@ -25,6 +24,7 @@ from forage_console.models.services import (
     ReplayResult,
 )
 from forage_console.store.stores import StoreOf
+from forage_runtime.settings import Settings
 
 router = APIRouter(tags=["services"])
 Row = Annotated[int, Path(ge=0, lt=2**31)]

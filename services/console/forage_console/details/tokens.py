@@ -10,10 +10,10 @@ from pathlib import Path
 
 from upath import UPath
 
-from forage_common.text.token_texts import TokenTexts
-from forage_common.v1.trajectory_pb2 import Trajectory
 from forage_console.models.trajectories import TokenColumns
+from forage_proto.v1.trajectory_pb2 import Trajectory
 from forage_records.step_file import StepRow
+from forage_runtime.text.token_texts import TokenTexts
 
 _DIGITS = 5
 Column = list[float | None]

@@ -10,9 +10,6 @@ from urllib.parse import quote
 
 from google.protobuf.json_format import ParseDict, ParseError
 
-from forage_common.text.answers import is_retrieval_correct, normalize_answer
-from forage_common.text.enums import name_value
-from forage_common.v1.trajectory_pb2 import ActionKind, Score, Status, Trajectory, Turn
 from forage_console.details.tokens import find_texts, list_columns, round_value
 from forage_console.errors import NotFoundError
 from forage_console.models.base import Author
@@ -32,8 +29,11 @@ from forage_console.store.files import DataFile
 from forage_console.store.queries import find_rows
 from forage_console.store.run_store import UNREADABLE, RunStore
 from forage_console.store.values import list_spans, read_line
+from forage_proto.v1.trajectory_pb2 import ActionKind, Score, Status, Trajectory, Turn
 from forage_records.spans import split_spans
 from forage_records.step_file import StepRow, read_step_rows
+from forage_runtime.text.answers import is_retrieval_correct, normalize_answer
+from forage_runtime.text.enums import name_value
 
 
 def read_trajectory(store: RunStore, place: str, row: int, model: str | None, trace_url: str) -> TrajectoryDetail:

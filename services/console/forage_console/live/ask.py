@@ -8,18 +8,18 @@ from contextlib import aclosing
 
 from upath import UPath
 
-from forage_common.clients.calls import RefusedError
-from forage_common.clients.health import ANSWER_S
-from forage_common.clients.rollout import RolloutClient
-from forage_common.errors import ForageError, UnavailableError
-from forage_common.settings import Settings
-from forage_common.text.enums import name_value
-from forage_common.v1.rollout_pb2 import GetStatusResponse, RunStreamResponse
-from forage_common.v1.trajectory_pb2 import ActionKind, Status, Trajectory
 from forage_console.details.trajectory import describe_turn, judge
 from forage_console.live.run_services import describe_end, is_alive, load_run_settings, open_streams
 from forage_console.models.services import AskEvent, AskRequest, AskStatus
+from forage_proto.v1.rollout_pb2 import GetStatusResponse, RunStreamResponse
+from forage_proto.v1.trajectory_pb2 import ActionKind, Status, Trajectory
 from forage_records.sampling import build_ask_prompt
+from forage_runtime.clients.calls import RefusedError
+from forage_runtime.clients.health import ANSWER_S
+from forage_runtime.clients.rollout import RolloutClient
+from forage_runtime.errors import ForageError, UnavailableError
+from forage_runtime.settings import Settings
+from forage_runtime.text.enums import name_value
 
 BUILT_IN = ("search", "single_turn")
 """Environments that every rollout service has."""

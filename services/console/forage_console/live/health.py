@@ -11,8 +11,13 @@ from typing import Any, TypeVar
 
 from upath import UPath
 
-from forage_common.clients.calls import RefusedError
-from forage_common.clients.health import (
+from forage_console.live.inquiries import Inquiries, Inquiry
+from forage_console.live.run_services import describe_end, is_alive, load_run_settings, open_streams
+from forage_console.models.services import HealthDetail, QueueRow, RedisRow, ReplicaRow, ServiceRow, WaitRow
+from forage_console.reading.detail import read_restarts
+from forage_proto.v1.trajectory_pb2 import Policy, Replica
+from forage_runtime.clients.calls import RefusedError
+from forage_runtime.clients.health import (
     ANSWER_S,
     ServiceHealth,
     ask_service,
@@ -20,13 +25,8 @@ from forage_common.clients.health import (
     list_health_urls,
     name_ready,
 )
-from forage_common.errors import ForageError
-from forage_common.settings import Settings
-from forage_common.v1.trajectory_pb2 import Policy, Replica
-from forage_console.live.inquiries import Inquiries, Inquiry
-from forage_console.live.run_services import describe_end, is_alive, load_run_settings, open_streams
-from forage_console.models.services import HealthDetail, QueueRow, RedisRow, ReplicaRow, ServiceRow, WaitRow
-from forage_console.reading.detail import read_restarts
+from forage_runtime.errors import ForageError
+from forage_runtime.settings import Settings
 
 LIMIT_S = 3.0
 """Longest time of a look, whatever hangs: it shows what has no answer yet as slow, and a later look has the answer."""

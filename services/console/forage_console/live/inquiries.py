@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from forage_common.telemetry.logs import get_logger
+from forage_runtime.telemetry.logs import get_logger
 
 A = TypeVar("A")
 _FRESH_S = 10.0

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from upath import UPath
 
-from forage_common.clients.calls import RefusedError
-from forage_common.files.durable import write_atomically
 from forage_console.models.runs import RunNotes
+from forage_runtime.clients.calls import RefusedError
+from forage_runtime.files.durable import write_atomically
 
 FILE = "notes.json"
 _WRITING = threading.Lock()

@@ -11,13 +11,13 @@ import psutil
 import yaml
 from upath import UPath
 
-from forage_common.clients.calls import RefusedError
-from forage_common.clients.health import ANSWER_S
-from forage_common.errors import ForageError
-from forage_common.settings import RedisSettings, Settings, TlsSettings, check_settings
-from forage_common.streams.client import StreamClient
-from forage_common.streams.users import Role, find_password_file, name_user
 from forage_console.security.addresses import is_loopback
+from forage_queue.streams.client import StreamClient
+from forage_queue.streams.users import Role, find_password_file, name_user
+from forage_runtime.clients.calls import RefusedError
+from forage_runtime.clients.health import ANSWER_S
+from forage_runtime.errors import ForageError
+from forage_runtime.settings import RedisSettings, Settings, TlsSettings, check_settings
 
 RECORD = "processes.json"
 _MOST_BYTES = 1024 * 1024

@@ -8,13 +8,6 @@ from dataclasses import dataclass
 import grpc
 from upath import UPath
 
-from forage_common.clients.calls import RefusedError
-from forage_common.clients.health import ANSWER_S, ask_service, list_health_urls
-from forage_common.clients.reward import RewardClient, build_score_item
-from forage_common.clients.rollout import RolloutClient
-from forage_common.errors import ForageError, UnavailableError
-from forage_common.settings import Settings
-from forage_common.v1.trajectory_pb2 import Trajectory
 from forage_console.details.trajectory import judge, split_texts
 from forage_console.errors import NotFoundError
 from forage_console.live.ask import find_served
@@ -22,9 +15,16 @@ from forage_console.live.run_services import load_run_settings
 from forage_console.models.services import Explanation, ReplayResult
 from forage_console.models.trajectories import Judgement
 from forage_console.store.run_store import UNREADABLE, RunStore
+from forage_proto.v1.trajectory_pb2 import Trajectory
 from forage_records.replay import find_divergence, is_repeatable, is_scored, make_rerun, make_rescore
 from forage_records.step_file import read_step_row
 from forage_records.trajectory_file import read_header
+from forage_runtime.clients.calls import RefusedError
+from forage_runtime.clients.health import ANSWER_S, ask_service, list_health_urls
+from forage_runtime.clients.reward import RewardClient, build_score_item
+from forage_runtime.clients.rollout import RolloutClient
+from forage_runtime.errors import ForageError, UnavailableError
+from forage_runtime.settings import Settings
 
 _SCORE_S, _SAMPLE_S = 60.0, 300.0
 

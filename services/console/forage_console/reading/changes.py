@@ -10,13 +10,13 @@ from typing import Annotated
 from fastapi import Depends, Request
 from upath import UPath
 
-from forage_common.telemetry.logs import get_logger
 from forage_console.errors import NotFoundError
 from forage_console.models.runs import Progress, RunChange, RunState
 from forage_console.reading.detail import list_steps, read_events
 from forage_console.reading.files import Cached, list_names, read_stamp
 from forage_console.reading.reader import Readers, ReadersOf
 from forage_console.reading.validations import FOLDER
+from forage_runtime.telemetry.logs import get_logger
 
 INTERVAL_S = 0.7
 _REMOTE_INTERVAL_S = 5.0

@@ -11,9 +11,9 @@ from typing import Any
 import yaml
 from upath import UPath
 
-from forage_common.settings import Settings
-from forage_common.text.redaction import redact_settings
 from forage_console.reading.files import Row, describe
+from forage_runtime.settings import Settings
+from forage_runtime.text.redaction import redact_settings
 
 _MOST_BYTES = 1024 * 1024
 _MOST_VALUES = 20_000

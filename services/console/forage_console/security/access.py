@@ -9,11 +9,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from forage_common.errors import SettingsError
-from forage_common.security.refusals import Refusal, record_refusal
-from forage_common.security.tokens import open_token_file
-from forage_common.settings import ConsoleSettings
 from forage_console.security.addresses import is_loopback
+from forage_runtime.errors import SettingsError
+from forage_runtime.security.refusals import Refusal, record_refusal
+from forage_runtime.security.tokens import open_token_file
+from forage_runtime.settings import ConsoleSettings
 
 WIRE = "console/http"
 SETTING = "console.auth_token_file"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from forage_common.addresses import split_address
+from forage_runtime.addresses import split_address
 
 
 def is_loopback(address: str) -> bool:

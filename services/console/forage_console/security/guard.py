@@ -15,13 +15,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from forage_common.security.http.guard import NO_CERTIFICATE, OBSERVED, find_peer, lacks_certificate
-from forage_common.security.refusals import Refusal, record_refusal
-from forage_common.settings import Settings
-from forage_common.telemetry.logs import get_logger
 from forage_console.security.access import WIRE, Access, TooManyTriesError
 from forage_console.security.addresses import is_loopback
 from forage_console.security.headers import add_headers
+from forage_runtime.security.http.guard import NO_CERTIFICATE, OBSERVED, find_peer, lacks_certificate
+from forage_runtime.security.refusals import Refusal, record_refusal
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry.logs import get_logger
 
 COOKIE = "forage_console"
 LOGIN = "/login"

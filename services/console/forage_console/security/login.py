@@ -8,9 +8,9 @@ from urllib.parse import parse_qs, quote
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from forage_common.security.http.guard import find_peer
 from forage_console.security.access import SESSION_S, Access, TooManyTriesError
 from forage_console.security.guard import COOKIE, LOGIN
+from forage_runtime.security.http.guard import find_peer
 
 _PAGE = """<!doctype html>
 <html lang="en">

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from forage_common.errors import UserError
 from forage_console.models.trajectories import TrajectoryFilter
 from forage_console.store.files import DataFile
 from forage_console.store.queries import STEPS, build_condition, find_matches
 from forage_console.store.run_store import RunStore
 from forage_console.store.texts import parse_phrases
+from forage_runtime.errors import UserError
 
 _OF_ONE_STEP = b"forage.groups"
 

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow.parquet as pq
 from upath import UPath
 
-from forage_common.clients.calls import RefusedError
 from forage_console.context import is_text
+from forage_runtime.clients.calls import RefusedError
 
 _STEP_FILE = re.compile(r"step-(\d{6,})\.parquet")
 _STEP_PLACE = re.compile(r"step-(\d+)")

@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 from upath import UPath
 
-from forage_common.errors import ForageError
-from forage_common.telemetry.logs import get_logger
 from forage_console.errors import NotFoundError
 from forage_console.store.files import DataFile, list_files
 from forage_console.store.table import Database, Table
 from forage_console.store.texts import Phrase, TextIndex, scan
 from forage_console.store.values import SCHEMA, read_values
+from forage_runtime.errors import ForageError
+from forage_runtime.telemetry.logs import get_logger
 
 LIST_S = 1.0
 """A folder is listed again after so long."""

@@ -17,10 +17,10 @@ from typing import Annotated
 from fastapi import Depends, Request
 from upath import UPath
 
-from forage_common.telemetry.logs import get_logger
 from forage_console.context import FolderOf
 from forage_console.store.run_store import RunStore
 from forage_console.store.table import Database
+from forage_runtime.telemetry.logs import get_logger
 
 _KEPT_DAYS = 30
 _NAME_BYTES = 12

@@ -12,9 +12,9 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from forage_common.telemetry.logs import get_logger
 from forage_console.store.files import DataFile
 from forage_console.store.values import SCHEMA
+from forage_runtime.telemetry.logs import get_logger
 
 _FORMAT = 1
 _MEMORY = "100MB"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from forage_common.telemetry.logs import get_logger
 from forage_console.store.files import DataFile
 from forage_console.store.values import read_texts
+from forage_runtime.telemetry.logs import get_logger
 
 _FORMAT = 2
 _STALE = 0.5

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forage_common.v1.trajectory_pb2 import Trajectory
 from forage_console.models.base import Author
 from forage_console.store.files import DataFile
+from forage_proto.v1.trajectory_pb2 import Trajectory
 from forage_records.json_text import parse_json
 from forage_records.step_file import StepRow, read_step
 from forage_records.trajectory_file import extract_question, read_exact_match

@@ -1,7 +1,7 @@
 import "@mantine/core/styles.css";
 import "@mantine/notifications/styles.css";
 import "uplot/dist/uPlot.min.css";
-import "../../../cli/forage_cli/reports/theme.css";
+import "../../../../cli/forage_cli/reports/theme.css";
 import "./app/app.css";
 import { StrictMode } from "react";
 import { createRoot } from "react-dom/client";

@@ -14,13 +14,13 @@ import psutil
 import typer
 from rich.table import Table
 
-from forage_common.settings import RetrievalMode, RetrieverSettings
-from forage_common.telemetry.logs import get_logger
-from forage_common.text.console import TextConsole
 from forage_retriever.command.questions import read_questions
 from forage_retriever.corpus.read import split_contents
 from forage_retriever.devices import count_threads
 from forage_retriever.index import load, manifest
+from forage_runtime.settings import RetrievalMode, RetrieverSettings
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.text.console import TextConsole
 
 BATCHES = (1, 16, 64)
 TOPK = 3

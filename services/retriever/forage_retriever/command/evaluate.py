@@ -15,12 +15,12 @@ import typer
 from numpy.typing import NDArray
 from rich.table import Table
 
-from forage_common.errors import DataError, SettingsError
-from forage_common.settings import RetrievalMode, RetrieverSettings
-from forage_common.text.console import TextConsole
 from forage_retriever.command.bench import list_modes, measure_throughput, open_index
 from forage_retriever.command.questions import Question, read_questions
 from forage_retriever.index import load
+from forage_runtime.errors import DataError, SettingsError
+from forage_runtime.settings import RetrievalMode, RetrieverSettings
+from forage_runtime.text.console import TextConsole
 
 DEPTHS = (1, 3, 10)
 BATCH = 32

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from forage_common.settings import RetrievalMode, RetrieverSettings
 from forage_retriever.command.questions import Question
 from forage_retriever.index import load
 from forage_retriever.search.hybrid import choose_depth, fuse_rankings, read_weights
+from forage_runtime.settings import RetrievalMode, RetrieverSettings
 
 TOPK = 10
 RRF_K = (1, 2, 5, 10, 20, 40, 60, 100)

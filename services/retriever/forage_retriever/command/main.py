@@ -12,11 +12,6 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from forage_common.command import run_command
-from forage_common.errors import SettingsError
-from forage_common.settings import RetrievalMode, Settings, load_settings
-from forage_common.telemetry.logs import configure_logs
-from forage_common.text.console import TextConsole
 from forage_retriever.index import manifest
 from forage_retriever.index.build import build_index
 from forage_retriever.index.building.shards import Processes
@@ -24,6 +19,11 @@ from forage_retriever.index.building.stages import hash_source
 from forage_retriever.index.manifest import DamagedError, Manifest, Vectors
 from forage_retriever.index.progress import open_report
 from forage_retriever.index.recipe import Recipe, load_encoder
+from forage_runtime.command import run_command
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import RetrievalMode, Settings, load_settings
+from forage_runtime.telemetry.logs import configure_logs
+from forage_runtime.text.console import TextConsole
 
 _ALL_BYTES = sys.maxsize
 

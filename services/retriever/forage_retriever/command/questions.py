@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from forage_common.errors import DataError
+from forage_runtime.errors import DataError
 
 _TEXT = "utf-8-sig"
 """UTF-8 with or without a mark at its beginning, as in a corpus."""

@@ -16,9 +16,6 @@ import yaml
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from forage_common.errors import DataError, SettingsError
-from forage_common.settings import RetrievalMode, RetrieverSettings
-from forage_common.text.console import TextConsole
 from forage_retriever.command.bench import open_index
 from forage_retriever.command.evaluate import compute_metrics, compute_overlap, measure_efforts
 from forage_retriever.command.fusion import (
@@ -35,6 +32,9 @@ from forage_retriever.command.fusion import (
 from forage_retriever.command.questions import Question, read_questions
 from forage_retriever.index import load
 from forage_retriever.search.dense import DenseIndex
+from forage_runtime.errors import DataError, SettingsError
+from forage_runtime.settings import RetrievalMode, RetrieverSettings
+from forage_runtime.text.console import TextConsole
 
 MIN_QUESTIONS = 20
 _SHOWN = ("hit@1", "hit@3", "hit@10", "all@10", "mrr")

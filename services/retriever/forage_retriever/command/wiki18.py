@@ -14,11 +14,11 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from forage_common.errors import DataError, SettingsError
-from forage_common.files import durable
 from forage_retriever.index import space
 from forage_retriever.index.download import DownloadError, download, open_folder
 from forage_retriever.index.progress import Report
+from forage_runtime.errors import DataError, SettingsError
+from forage_runtime.files import durable
 
 CORPUS_URL = "hf://datasets/PeterJinGo/wiki-18-corpus"
 PACKED_FILE = "wiki-18.jsonl.gz"

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forage_common.errors import DataError, ForageError
 from forage_retriever.hits import Filters
+from forage_runtime.errors import DataError, ForageError
 
 MAX_VALUES = 1_000_000
 """Distinct values of a field: unlike passages, they are held in memory."""

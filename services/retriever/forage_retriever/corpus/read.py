@@ -1,4 +1,4 @@
-"""Passages of a corpus, as a stream from its files; `forage_common.files.corpus` has their formats."""
+"""Passages of a corpus, as a stream from its files; `forage_runtime.files.corpus` has their formats."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forage_common.files.corpus import list_files, make_unreadable_error, read_rows
 from forage_retriever.artifacts import hash_files
+from forage_runtime.files.corpus import list_files, make_unreadable_error, read_rows
 
 
 @dataclass(frozen=True, slots=True)

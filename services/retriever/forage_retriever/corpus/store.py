@@ -13,9 +13,9 @@ from typing import TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from forage_common.errors import DataError
 from forage_retriever.corpus.columns import Columns, ColumnsWriter
 from forage_retriever.corpus.read import Passage
+from forage_runtime.errors import DataError
 
 META_FILE, ROWS_FILE, OFFSETS_FILE, COLUMNS_FOLDER = "corpus.json", "rows.bin", "offsets.bin", "columns"
 _HASHES_FILE = "hashes.tmp"

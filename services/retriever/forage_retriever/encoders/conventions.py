@@ -13,8 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from forage_common.errors import DataError, SettingsError
 from forage_retriever import artifacts
+from forage_runtime.errors import DataError, SettingsError
 
 AUTO = "auto"
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from forage_common.errors import SettingsError, UserError
-from forage_common.settings import EncoderPrecision, RetrieverSettings
-from forage_common.telemetry.logs import get_logger
 from forage_retriever.devices import count_threads, find_gpus
 from forage_retriever.encoders import conventions, model_folder
 from forage_retriever.encoders.conventions import Convention
 from forage_retriever.encoders.encoder import Encoder
+from forage_runtime.errors import SettingsError, UserError
+from forage_runtime.settings import EncoderPrecision, RetrieverSettings
+from forage_runtime.telemetry.logs import get_logger
 
 BUNDLED = "minilm"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from forage_common.errors import DataError
 from forage_retriever import artifacts
+from forage_runtime.errors import DataError
 
 TOKENIZER_FILE = "tokenizer.json"
 _WEIGHTS = "model.safetensors"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from forage_common.settings import EncoderPrecision
 from forage_retriever import artifacts
 from forage_retriever.encoders import model_folder, onnx_model
 from forage_retriever.encoders.conventions import Convention
 from forage_retriever.encoders.encoder import Vectors, encode_in_batches
 from forage_retriever.encoders.onnx_model import OnnxModel
+from forage_runtime.settings import EncoderPrecision
 
 _WINDOW = 1024
 

@@ -14,10 +14,10 @@ import onnxruntime
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from forage_common.errors import UserError
-from forage_common.settings import EncoderPrecision
 from forage_retriever import artifacts
 from forage_retriever.encoders import model_folder
+from forage_runtime.errors import UserError
+from forage_runtime.settings import EncoderPrecision
 
 MODEL_FILE = "model.onnx"
 EXPORT_RECIPE = "onnx-fp32/2"

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 import httpx
 
-from forage_common.clients.calls import MalformedReplyError
-from forage_common.errors import UnavailableError, UserError
 from forage_retriever import artifacts
 from forage_retriever.encoders import conventions
 from forage_retriever.encoders.encoder import Vectors, encode_in_batches
 from forage_retriever.encoders.tei import TeiClient
+from forage_runtime.clients.calls import MalformedReplyError
+from forage_runtime.errors import UnavailableError, UserError
 
 RECIPE = "tei/1"
 START_S = 120.0

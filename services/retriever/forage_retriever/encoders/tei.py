@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tenacity import RetryError, Retrying, retry_if_exception, stop_before_delay, wait_random_exponential
 
-from forage_common.clients.calls import GIVEN_UP, RETRIED, MalformedReplyError, is_transient
-from forage_common.clients.circuit import Circuit, CircuitOpenError
-from forage_common.clients.outgoing import MAX_REPLY_BYTES, BlockingClient
-from forage_common.errors import UnavailableError
-from forage_common.text.redaction import redact_url
+from forage_runtime.clients.calls import GIVEN_UP, RETRIED, MalformedReplyError, is_transient
+from forage_runtime.clients.circuit import Circuit, CircuitOpenError
+from forage_runtime.clients.outgoing import MAX_REPLY_BYTES, BlockingClient
+from forage_runtime.errors import UnavailableError
+from forage_runtime.text.redaction import redact_url
 
 MAX_BATCH = 32
 """Texts in one request where the server states no limit: its default."""

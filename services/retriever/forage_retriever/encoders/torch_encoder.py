@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from forage_common.errors import DataError
-from forage_common.settings import EncoderPrecision
 from forage_retriever import artifacts
 from forage_retriever.encoders import model_folder
 from forage_retriever.encoders.conventions import Convention
 from forage_retriever.encoders.encoder import Vectors, encode_in_batches
+from forage_runtime.errors import DataError
+from forage_runtime.settings import EncoderPrecision
 
 RECIPE = "torch/1"
 BATCH = 64

@@ -6,9 +6,6 @@ from pathlib import Path
 
 import faiss
 
-from forage_common.errors import DataError, UserError
-from forage_common.files import durable
-from forage_common.files.lucene import explain_lucene
 from forage_retriever.artifacts import compute_digest
 from forage_retriever.corpus.store import Corpus
 from forage_retriever.encoders.encoder import Encoder
@@ -21,6 +18,9 @@ from forage_retriever.index.progress import Report
 from forage_retriever.index.recipe import Recipe
 from forage_retriever.index.workspace import open_workspace
 from forage_retriever.search import faiss_build, faiss_cut
+from forage_runtime.errors import DataError, UserError
+from forage_runtime.files import durable
+from forage_runtime.files.lucene import explain_lucene
 
 _ADOPTION = "adopt/3"
 """Changes whenever a file is checked or kept otherwise."""

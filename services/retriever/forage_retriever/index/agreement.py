@@ -14,13 +14,13 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from forage_common.errors import DataError
 from forage_retriever.corpus.store import Corpus
 from forage_retriever.encoders.encoder import Encoder
 from forage_retriever.index.progress import Report
 from forage_retriever.search import faiss_build
 from forage_retriever.search.faiss_cut import map_flat
 from forage_retriever.search.vectors import iterate_blocks
+from forage_runtime.errors import DataError
 
 BLOCKS = 460
 EDGE = 4

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forage_common.files.corpus import list_files
 from forage_retriever.index import space
 from forage_retriever.index.building import parts, shards, stages
 from forage_retriever.index.building.shards import Processes
 from forage_retriever.index.progress import Report, number_stages
 from forage_retriever.index.recipe import Recipe
 from forage_retriever.index.workspace import open_workspace
+from forage_runtime.files.corpus import list_files
 
 
 def build_index(

@@ -7,14 +7,14 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from forage_common.errors import DataError
-from forage_common.settings import RetrieverSettings
 from forage_retriever.corpus import read
 from forage_retriever.encoders.encoder import Encoder
 from forage_retriever.index import workspace
 from forage_retriever.index.build import build_index
 from forage_retriever.index.progress import Report
 from forage_retriever.index.recipe import Recipe
+from forage_runtime.errors import DataError
+from forage_runtime.settings import RetrieverSettings
 
 STAGING_PREFIX = ".index-"
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from forage_common.errors import UserError
-from forage_common.files import durable
 from forage_retriever.artifacts import compute_digest
 from forage_retriever.index import manifest, space
 from forage_retriever.index.building import dense_stages, stages
@@ -18,6 +16,8 @@ from forage_retriever.index.recipe import Recipe
 from forage_retriever.index.workspace import open_workspace
 from forage_retriever.search import faiss_build, faiss_cut, memory
 from forage_retriever.search.vectors import VECTORS_FILE, map_vectors
+from forage_runtime.errors import UserError
+from forage_runtime.files import durable
 
 
 def convert_index(old: Path, final: Path, staging_dir: Path, recipe: Recipe, report: Report) -> None:

@@ -19,11 +19,11 @@ from urllib.parse import quote
 
 import httpx
 
-from forage_common.errors import UserError
-from forage_common.files.durable import detect_full_disk
-from forage_common.files.remote import UnknownAddressError, open_address
-from forage_common.settings.base import check_url
-from forage_common.text.redaction import redact_text
+from forage_runtime.errors import UserError
+from forage_runtime.files.durable import detect_full_disk
+from forage_runtime.files.remote import UnknownAddressError, open_address
+from forage_runtime.settings.base import check_url
+from forage_runtime.text.redaction import redact_text
 
 _BLOCK = 2**20
 _RANGE = 32 * 2**20

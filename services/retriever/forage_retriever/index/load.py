@@ -6,9 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from forage_common.errors import SettingsError, UserError
-from forage_common.settings import RetrievalMode, RetrieverSettings
-from forage_common.telemetry.logs import get_logger
 from forage_retriever.artifacts import compute_digest
 from forage_retriever.corpus.store import Corpus
 from forage_retriever.devices import count_threads
@@ -17,6 +14,9 @@ from forage_retriever.hits import Provenance, Searcher
 from forage_retriever.index import cache, manifest, recipe, space
 from forage_retriever.index.manifest import BM25_FOLDER, CORPUS_FOLDER, DENSE_FOLDER, DamagedError, Manifest
 from forage_retriever.index.progress import LogReport
+from forage_runtime.errors import SettingsError, UserError
+from forage_runtime.settings import RetrievalMode, RetrieverSettings
+from forage_runtime.telemetry.logs import get_logger
 
 TITLE = "title"
 """The searcher of passages whose title is the query, which hybrid search fuses with the others."""

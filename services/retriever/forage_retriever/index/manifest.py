@@ -13,12 +13,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from forage_common.errors import DataError, UserError
-from forage_common.files import durable
-from forage_common.files.lucene import explain_lucene
-from forage_common.settings import RetrievalMode
 from forage_retriever.artifacts import compute_digest, hash_files
 from forage_retriever.encoders.encoder import Encoder
+from forage_runtime.errors import DataError, UserError
+from forage_runtime.files import durable
+from forage_runtime.files.lucene import explain_lucene
+from forage_runtime.settings import RetrievalMode
 
 FORMAT = 1
 """Changes whenever a folder written by older code cannot be read."""

@@ -11,8 +11,8 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from forage_common.telemetry.logs import get_logger
-from forage_common.text.console import TextConsole
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.text.console import TextConsole
 
 LOG_INTERVAL_S = 2.0
 RATE_S = 60.0

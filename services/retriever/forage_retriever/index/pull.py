@@ -7,8 +7,6 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from forage_common.errors import SettingsError, UserError
-from forage_common.files import durable
 from forage_retriever.index import manifest, space
 from forage_retriever.index.download import (
     DownloadError,
@@ -22,6 +20,8 @@ from forage_retriever.index.download import (
 from forage_retriever.index.manifest import MANIFEST_FILE, Manifest
 from forage_retriever.index.progress import Report
 from forage_retriever.index.workspace import Workspace, open_workspace
+from forage_runtime.errors import SettingsError, UserError
+from forage_runtime.files import durable
 
 _MANIFESTS = "manifests"
 _MAX_MANIFEST_BYTES = 64 * 2**20

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forage_common.settings import RetrievalMode, RetrieverSettings
 from forage_retriever.artifacts import compute_digest
 from forage_retriever.devices import count_threads
 from forage_retriever.encoders.encoder import Encoder
 from forage_retriever.index.manifest import Vectors
+from forage_runtime.settings import RetrievalMode, RetrieverSettings
 
 CORPUS_RECIPE = "corpus/1"
 """Changes whenever a corpus store written by older code cannot be used."""

@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 from rich.filesize import decimal
 
-from forage_common.errors import UserError
-from forage_common.telemetry.logs import get_logger
 from forage_retriever.search import memory
+from forage_runtime.errors import UserError
+from forage_runtime.telemetry.logs import get_logger
 
 _UNPACKED = 4
 """Bytes of text per byte of gzip or Parquet, estimated."""

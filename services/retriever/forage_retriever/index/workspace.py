@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from forage_common.errors import DataError
-from forage_common.files import durable
-from forage_common.telemetry.waits import waiting
 from forage_retriever.artifacts import make_unwritable_error
 from forage_retriever.index.progress import Report, format_seconds
 from forage_retriever.search.row_files import read_progress
+from forage_runtime.errors import DataError
+from forage_runtime.files import durable
+from forage_runtime.telemetry.waits import waiting
 
 _PARTS = {
     "corpus": "passages",

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import tantivy
 
-from forage_common.errors import UserError
 from forage_retriever.corpus.columns import Columns, format_filter_term
 from forage_retriever.corpus.read import split_contents
 from forage_retriever.corpus.store import Corpus
 from forage_retriever.hits import ROUNDING, Filters, Hit, sort_scores
 from forage_retriever.search import corpus_statistics
 from forage_retriever.search.corpus_statistics import CorpusStatistics, Padding
+from forage_runtime.errors import UserError
 
 RECIPE = "bm25/3"
 """Changes whenever an index built by older code cannot be used."""

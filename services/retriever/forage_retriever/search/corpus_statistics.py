@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from forage_common.errors import DataError
-from forage_common.files import durable
+from forage_runtime.errors import DataError
+from forage_runtime.files import durable
 
 RECIPE = "statistics/1"
 FOLDER = "statistics"

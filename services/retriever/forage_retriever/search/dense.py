@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from forage_common.errors import UserError
-from forage_common.settings import RetrieverSettings
 from forage_retriever.corpus.columns import Columns
 from forage_retriever.encoders.encoder import Encoder
 from forage_retriever.hits import Filters, Hit
 from forage_retriever.search.vector_index import VectorIndex
+from forage_runtime.errors import UserError
+from forage_runtime.settings import RetrieverSettings
 
 
 class DenseIndex:

@@ -11,8 +11,8 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from forage_common.errors import SettingsError, UserError
 from forage_retriever.search import memory
+from forage_runtime.errors import SettingsError, UserError
 
 RECIPE = "dense/2"
 """Changes whenever an index built by older code cannot be used."""

@@ -10,8 +10,8 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from forage_common.errors import UserError
 from forage_retriever.search import faiss_build, faiss_stream
+from forage_runtime.errors import UserError
 
 _COPIED = 16 * 2**20
 

@@ -12,12 +12,12 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from forage_common.errors import UserError
-from forage_common.settings import RetrieverSettings
-from forage_common.telemetry.logs import get_logger
 from forage_retriever import devices
 from forage_retriever.search import faiss_build
 from forage_retriever.search.memory import GIB
+from forage_runtime.errors import UserError
+from forage_runtime.settings import RetrieverSettings
+from forage_runtime.telemetry.logs import get_logger
 
 MAX_NEIGHBOURS = 2048
 """Limit of a GPU index, of neighbours and of cells per query."""

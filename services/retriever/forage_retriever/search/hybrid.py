@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from forage_common.settings import RetrieverSettings
 from forage_retriever.hits import Filters, Hit, Searcher
 from forage_retriever.search.results import list_rungs
+from forage_runtime.settings import RetrieverSettings
 
 
 def choose_depth(topk: int) -> int:

@@ -10,9 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import Counter, Histogram
 
-from forage_common.errors import SettingsError, UnavailableError
-from forage_common.settings import EncoderPrecision, RetrieverSettings
-from forage_common.telemetry.logs import get_logger
 from forage_retriever import artifacts
 from forage_retriever.corpus.store import Corpus
 from forage_retriever.devices import count_threads
@@ -20,6 +17,9 @@ from forage_retriever.encoders import model_folder
 from forage_retriever.encoders.factory import choose_cpu_precision
 from forage_retriever.encoders.tei import MAX_BATCH, TeiClient
 from forage_retriever.hits import Filters, Hit, Searcher
+from forage_runtime.errors import SettingsError, UnavailableError
+from forage_runtime.settings import EncoderPrecision, RetrieverSettings
+from forage_runtime.telemetry.logs import get_logger
 
 MAX_TOKENS = 512
 """Limit of a query and a passage together; the longer one is truncated."""

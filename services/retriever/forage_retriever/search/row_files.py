@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forage_common.files import durable
+from forage_runtime.files import durable
 
 CHECKPOINT_S = 60.0
 """Longest work that a kill loses. A sync waits for the disk, so more of them would cost speed."""

@@ -12,8 +12,6 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from forage_common.errors import SettingsError
-from forage_common.settings import RetrieverSettings
 from forage_retriever.devices import count_threads
 from forage_retriever.search import faiss_build, faiss_gpu, flat_scan
 from forage_retriever.search.flat_scan import FlatScan
@@ -26,6 +24,8 @@ from forage_retriever.search.results import (
     sort_results,
 )
 from forage_retriever.search.vectors import VECTORS_FILE, map_vectors
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import RetrieverSettings
 
 AUTOMATIC_REFINE = 40
 """Candidates per requested neighbour that are scored exactly, where the index has stored vectors."""

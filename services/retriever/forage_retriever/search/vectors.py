@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forage_common.errors import UserError
 from forage_retriever.search.row_files import RowFile, RowFiles
+from forage_runtime.errors import UserError
 
 VECTORS_FILE = "vectors.npy"
 _BLOCK_BYTES = 64 * 2**20

@@ -17,11 +17,11 @@ from typing import TypeAlias
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from forage_common.errors import UnavailableError
-from forage_common.telemetry.waits import idling
 from forage_retriever.hits import Hit, Searcher
 from forage_retriever.serve.urgency import PATIENT, Urgency
 from forage_retriever.serve.waiting import Request, SearchOptions, WaitingRequests
+from forage_runtime.errors import UnavailableError
+from forage_runtime.telemetry.waits import idling
 
 SEARCH_THREAD = "search"
 

@@ -15,12 +15,7 @@ from functools import lru_cache
 from sys import getsizeof
 from typing import Any
 
-from forage_common.errors import SettingsError
-from forage_common.settings import RetrievalMode, Settings
-from forage_common.telemetry.health import Health
-from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.waits import Wait, waiting
-from forage_common.v1 import retriever_pb2
+from forage_proto.v1 import retriever_pb2
 from forage_retriever import artifacts
 from forage_retriever.hits import Hit, Provenance, sort_scores
 from forage_retriever.index.load import TITLE
@@ -32,6 +27,11 @@ from forage_retriever.serve.source import Answer, InvalidRequestError, QueryResu
 from forage_retriever.serve.swap import report_provenance
 from forage_retriever.serve.urgency import Urgency
 from forage_retriever.serve.waiting import SearchOptions
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import RetrievalMode, Settings
+from forage_runtime.telemetry.health import Health
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.telemetry.waits import Wait, waiting
 
 SHARD_TIMEOUT_S = 10.0
 """Limit after which a shard that has not replied is left out of the answer."""

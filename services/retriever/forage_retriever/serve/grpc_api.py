@@ -12,25 +12,25 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from forage_common.addresses import bind
-from forage_common.errors import UnavailableError
-from forage_common.security.call_guard import CallGuard
-from forage_common.security.call_limits import guard_calls, limit_connections
-from forage_common.security.message_room import MessageRoom, Place
-from forage_common.security.tls import make_grpc_server_credentials
-from forage_common.security.tokens import open_token_file
-from forage_common.settings import Settings
-from forage_common.telemetry import tracing
-from forage_common.telemetry.health import Health
-from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.tracing import SpanKind
-from forage_common.v1 import retriever_pb2, retriever_pb2_grpc, trajectory_pb2
+from forage_proto.v1 import retriever_pb2, retriever_pb2_grpc, trajectory_pb2
 from forage_retriever.hits import Hit
 from forage_retriever.serve.batcher import OverloadedError
 from forage_retriever.serve.http_api import REQUESTS
 from forage_retriever.serve.retrieval import SECONDS, NotReadyError, Results, Retrieval
 from forage_retriever.serve.source import InvalidRequestError, QueryResult
 from forage_retriever.serve.urgency import Urgency
+from forage_runtime.addresses import bind
+from forage_runtime.errors import UnavailableError
+from forage_runtime.security.call_guard import CallGuard
+from forage_runtime.security.call_limits import guard_calls, limit_connections
+from forage_runtime.security.message_room import MessageRoom, Place
+from forage_runtime.security.tls import make_grpc_server_credentials
+from forage_runtime.security.tokens import open_token_file
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry import tracing
+from forage_runtime.telemetry.health import Health
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.telemetry.tracing import SpanKind
 
 MAX_MESSAGE_BYTES = 256 * 2**20
 """Of a reply, which holds passages: 100,000 at most."""

@@ -32,15 +32,6 @@ from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, Counter, generate_latest
 from pydantic import BaseModel, ValidationError
 
-from forage_common.errors import UnavailableError
-from forage_common.security.audit import name_http_caller
-from forage_common.security.http.guard import BodyError, RequestGuard, read_body
-from forage_common.security.tokens import TokenFile
-from forage_common.telemetry import tracing
-from forage_common.telemetry.health import Health
-from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.tracing import SpanKind
-from forage_common.telemetry.waits import list_waits
 from forage_retriever.hits import Provenance
 from forage_retriever.serve import adapters
 from forage_retriever.serve.adapters import Body
@@ -48,6 +39,15 @@ from forage_retriever.serve.batcher import OverloadedError
 from forage_retriever.serve.retrieval import SECONDS, NotReadyError, Retrieval
 from forage_retriever.serve.source import InvalidRequestError
 from forage_retriever.serve.swap import IndexSwap, ReloadError, ReloadReply
+from forage_runtime.errors import UnavailableError
+from forage_runtime.security.audit import name_http_caller
+from forage_runtime.security.http.guard import BodyError, RequestGuard, read_body
+from forage_runtime.security.tokens import TokenFile
+from forage_runtime.telemetry import tracing
+from forage_runtime.telemetry.health import Health
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.telemetry.tracing import SpanKind
+from forage_runtime.telemetry.waits import list_waits
 
 WIRE = "retriever/http"
 MAX_BODY_BYTES = 16 * 2**20

@@ -10,14 +10,14 @@ from typing import Any
 
 from prometheus_client import Counter, Histogram
 
-from forage_common.errors import UnavailableError
-from forage_common.telemetry import tracing
-from forage_common.telemetry.waits import waiting
 from forage_retriever.hits import Filters, Provenance
 from forage_retriever.serve.cache import LruCache
 from forage_retriever.serve.source import Answer, InvalidRequestError, QueryResult, Source
 from forage_retriever.serve.urgency import PATIENT, Urgency
 from forage_retriever.serve.waiting import SearchOptions
+from forage_runtime.errors import UnavailableError
+from forage_runtime.telemetry import tracing
+from forage_runtime.telemetry.waits import waiting
 
 MAX_QUERIES = 65_536
 MAX_DOCUMENTS = 100_000

@@ -12,19 +12,19 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from forage_common.addresses import listen
-from forage_common.security.http.server import make_protocol
-from forage_common.security.tls import check_server
-from forage_common.security.tokens import open_token_file
-from forage_common.settings import Settings
-from forage_common.telemetry import tracing
-from forage_common.telemetry.health import Health
-from forage_common.telemetry.logs import get_logger
 from forage_retriever.serve.batcher import SEARCH_THREAD
 from forage_retriever.serve.grpc_api import GrpcServer
 from forage_retriever.serve.http_api import WIRE, make_app
 from forage_retriever.serve.retrieval import Retrieval
 from forage_retriever.serve.swap import INDEX_THREAD, IndexSwap
+from forage_runtime.addresses import listen
+from forage_runtime.security.http.server import make_protocol
+from forage_runtime.security.tls import check_server
+from forage_runtime.security.tokens import open_token_file
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry import tracing
+from forage_runtime.telemetry.health import Health
+from forage_runtime.telemetry.logs import get_logger
 
 DRAIN_S = 20
 KEEP_ALIVE_S = 75

@@ -9,22 +9,22 @@ from collections.abc import Callable, Sequence
 import grpc
 from prometheus_client import Counter, Gauge
 
-from forage_common.clients.circuit import Circuit, CircuitOpenError
-from forage_common.clients.reasons import describe_error
-from forage_common.security.channels import open_channel
-from forage_common.security.handshakes import record_failure
-from forage_common.security.tokens import open_token_file
-from forage_common.settings import Settings
-from forage_common.telemetry import tracing
-from forage_common.telemetry.log_sampling import LogSampler
-from forage_common.telemetry.logs import get_logger
-from forage_common.v1 import retriever_pb2, retriever_pb2_grpc
+from forage_proto.v1 import retriever_pb2, retriever_pb2_grpc
 from forage_retriever.hits import Provenance
 from forage_retriever.serve.batcher import OverloadedError
 from forage_retriever.serve.grpc_api import MAX_MESSAGE_BYTES
 from forage_retriever.serve.source import InvalidRequestError
 from forage_retriever.serve.urgency import Urgency
 from forage_retriever.serve.waiting import SearchOptions
+from forage_runtime.clients.circuit import Circuit, CircuitOpenError
+from forage_runtime.clients.reasons import describe_error
+from forage_runtime.security.channels import open_channel
+from forage_runtime.security.handshakes import record_failure
+from forage_runtime.security.tokens import open_token_file
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry import tracing
+from forage_runtime.telemetry.log_sampling import LogSampler
+from forage_runtime.telemetry.logs import get_logger
 
 PROBE_S = 1.0
 """Interval of probes."""

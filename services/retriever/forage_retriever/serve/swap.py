@@ -12,15 +12,15 @@ from dataclasses import asdict
 from prometheus_client import Counter, Info
 from pydantic import BaseModel
 
-from forage_common.errors import ForageError, UserError
-from forage_common.security.audit import record_act
-from forage_common.settings import Settings
-from forage_common.telemetry.logs import get_logger
 from forage_retriever.hits import Provenance
 from forage_retriever.index import load as index
 from forage_retriever.index.load import Index
 from forage_retriever.serve.retrieval import Retrieval
 from forage_retriever.serve.source import LocalSource
+from forage_runtime.errors import ForageError, UserError
+from forage_runtime.security.audit import record_act
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry.logs import get_logger
 
 INDEX_THREAD = "index"
 SWAPS = Counter("forage_retriever_swaps_total", "Indexes replaced while serving")

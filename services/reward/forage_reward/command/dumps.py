@@ -17,7 +17,7 @@ from typing import Any
 
 from google.protobuf.json_format import ParseDict, ParseError
 
-from forage_common.v1 import trajectory_pb2
+from forage_proto.v1 import trajectory_pb2
 from forage_reward import wire
 from forage_reward.parsing.raw_text import ASSISTANT_MARKER, PLAIN_MARKER, split_spans
 from forage_reward.trajectory import Action, GroundTruth, Role, Span, TrajectoryView, Turn, join_opening

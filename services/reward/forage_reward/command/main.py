@@ -15,12 +15,6 @@ from pydantic_core import PydanticUndefined
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from forage_common.command import run_command
-from forage_common.errors import DataError, SettingsError
-from forage_common.files.parquet_rows import stream_parquet_rows
-from forage_common.settings import RewardRoute, Settings, load_settings
-from forage_common.telemetry.logs import configure_logs
-from forage_common.text.console import TextConsole
 from forage_reward.command.dumps import DumpRow, RowError, parse_row, split_raw_text
 from forage_reward.command.score_file import ANY, MALFORMED, Summary, score_lines
 from forage_reward.explanation import render_explanation
@@ -29,6 +23,12 @@ from forage_reward.registry import REWARDS
 from forage_reward.router import RewardRouter
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 from forage_reward.wire import build_item, from_proto
+from forage_runtime.command import run_command
+from forage_runtime.errors import DataError, SettingsError
+from forage_runtime.files.parquet_rows import stream_parquet_rows
+from forage_runtime.settings import RewardRoute, Settings, load_settings
+from forage_runtime.telemetry.logs import configure_logs
+from forage_runtime.text.console import TextConsole
 
 _MAX_SHOWN = 5
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TextIO
 
-from forage_common.v1 import trajectory_pb2
+from forage_proto.v1 import trajectory_pb2
 from forage_reward.command.dumps import RowError, parse_row
 from forage_reward.router import RewardRouter
 from forage_reward.wire import build_item, format_status

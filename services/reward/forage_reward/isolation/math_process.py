@@ -11,12 +11,12 @@ import logging
 import signal
 import sys
 
-from forage_common.v1 import reward_pb2
-from forage_isolation.child import ParentConnection
-from forage_isolation.confinement import Confinement
+from forage_proto.v1 import reward_pb2
 from forage_reward.isolation.user_process import OUT_OF_MEMORY
 from forage_reward.score import Component, Score, Status, sum_components, withhold_score
 from forage_reward.wire import to_proto
+from forage_sandbox.child import ParentConnection
+from forage_sandbox.confinement import Confinement
 
 MEMORY_MIB = 1536
 """With the library itself."""

@@ -18,11 +18,11 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from forage_common.errors import UserError
-from forage_isolation.confinement import Confinement
-from forage_isolation.explanations import explain
 from forage_reward.score import Component, Score, Status, sum_components, withhold_score
 from forage_reward.trajectory import GroundTruth, TrajectoryView
+from forage_runtime.errors import UserError
+from forage_sandbox.confinement import Confinement
+from forage_sandbox.explanations import explain
 
 GROUP = "forage.rewards"
 MAX_COMPONENTS = 64

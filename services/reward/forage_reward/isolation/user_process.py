@@ -10,13 +10,13 @@ import os
 import signal
 import sys
 
-from forage_common.v1 import reward_pb2
-from forage_isolation.child import ParentConnection
-from forage_isolation.confinement import Confinement
-from forage_isolation.user_files import find_files
+from forage_proto.v1 import reward_pb2
 from forage_reward.isolation.user_code import GROUP, UserFunction, call_user_function, load_function
 from forage_reward.score import Status, withhold_score
 from forage_reward.wire import read_params, read_truth, read_view, to_proto
+from forage_sandbox.child import ParentConnection
+from forage_sandbox.confinement import Confinement
+from forage_sandbox.user_files import find_files
 
 OUT_OF_MEMORY = 137
 """The exit code after a MemoryError: the function may have left inconsistent state, so its process ends with it."""

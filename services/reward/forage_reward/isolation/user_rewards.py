@@ -14,14 +14,7 @@ from google.protobuf.message import DecodeError
 from prometheus_client import Counter
 from pydantic import ConfigDict
 
-from forage_common.errors import SettingsError, UserError
-from forage_common.settings import UserReward
-from forage_common.settings.security import Sandbox
-from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.waits import waiting
-from forage_common.v1 import reward_pb2, trajectory_pb2
-from forage_isolation.child import Child, ChildDiedError, ChildError, ChildTimeoutError
-from forage_isolation.support import build_confinement, describe, log_protections
+from forage_proto.v1 import reward_pb2, trajectory_pb2
 from forage_reward.deadline import limit_to_deadline
 from forage_reward.isolation.user_code import ContractError, check_score
 from forage_reward.isolation.user_process import OUT_OF_MEMORY
@@ -29,6 +22,13 @@ from forage_reward.reward import AnyReward, Reward, RewardParams
 from forage_reward.score import Score, Status, withhold_score
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 from forage_reward.wire import build_item, from_proto, write_params
+from forage_runtime.errors import SettingsError, UserError
+from forage_runtime.settings import UserReward
+from forage_runtime.settings.security import Sandbox
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.telemetry.waits import waiting
+from forage_sandbox.child import Child, ChildDiedError, ChildError, ChildTimeoutError
+from forage_sandbox.support import build_confinement, describe, log_protections
 
 RESTARTS = Counter("forage_reward_user_restarts_total", "Restarts of user reward processes", ["reward", "reason"])
 _MAX_RETRY_S = 30.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from forage_common.text.tags import Tag, find_blocks, find_last_block
 from forage_reward.trajectory import Role, TrajectoryView
+from forage_runtime.text.tags import Tag, find_blocks, find_last_block
 
 
 def extract_solution(view: TrajectoryView) -> str | None:

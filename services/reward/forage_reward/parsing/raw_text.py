@@ -5,8 +5,8 @@ For comparison with such tools only: a dump cannot show whether the model wrote 
 
 from __future__ import annotations
 
-from forage_common.text.tags import CLOSE, OPEN, Tag
 from forage_reward.trajectory import Role, Span
+from forage_runtime.text.tags import CLOSE, OPEN, Tag
 
 ASSISTANT_MARKER = "<|im_start|>assistant"
 PLAIN_MARKER = "Assistant:"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from forage_common.text.tags import CLOSE, OPEN, Tag
+from forage_runtime.text.tags import CLOSE, OPEN, Tag
 
 MAX_STEPS = 10_000
 """Tags and texts of a sequence; a longer one is invalid."""

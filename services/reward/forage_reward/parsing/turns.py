@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from forage_common.text.tags import Tag, find_blocks
 from forage_reward.trajectory import Action, Role, TrajectoryView, Turn
+from forage_runtime.text.tags import Tag, find_blocks
 
 MAX_GENERATION = 1_000_000
 """Characters of a generation; a longer one is never well formed."""

@@ -18,12 +18,12 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from forage_common.text.tags import CLOSE, OPEN, Tag, find_last_block
 from forage_reward.parsing.arithmetic import MAX_LENGTH, ArithmeticFormError, evaluate
 from forage_reward.parsing.raw_text import ASSISTANT_MARKER, PLAIN_MARKER
 from forage_reward.reward import Reward, RewardParams
 from forage_reward.score import Component, Score, Status, sum_components, withhold_score
 from forage_reward.trajectory import GroundTruth, Role, TrajectoryView
+from forage_runtime.text.tags import CLOSE, OPEN, Tag, find_last_block
 
 NAME = "countdown"
 TOLERANCE = Fraction(1, 100_000)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from forage_common.text.answers import f1
 from forage_reward.parsing.answers import extract_solution
 from forage_reward.reward import Reward, RewardParams
 from forage_reward.score import NO_TARGETS, Component, Score, Status, sum_components, withhold_score
 from forage_reward.trajectory import GroundTruth, TrajectoryView
+from forage_runtime.text.answers import f1
 
 NAME = "f1"
 

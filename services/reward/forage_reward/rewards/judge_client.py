@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import httpx
 from prometheus_client import Counter
 
-from forage_common.clients.outgoing import BlockingClient, UnboundedReplyError
-from forage_common.errors import ForageError
+from forage_runtime.clients.outgoing import BlockingClient, UnboundedReplyError
+from forage_runtime.errors import ForageError
 
 MAX_REPLY_BYTES = 2**20
 _VERDICT_LINE = re.compile(r"[\W_]*verdict[\W_]*(yes|no|0(?:\.\d{1,6})?|1(?:\.0{1,6})?)[\W_]*", re.IGNORECASE)

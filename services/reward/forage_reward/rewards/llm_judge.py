@@ -21,7 +21,6 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from forage_common.settings.base import Url
 from forage_reward.deadline import limit_to_deadline
 from forage_reward.parsing.answers import extract_solution
 from forage_reward.reward import Reward, RewardParams
@@ -35,6 +34,7 @@ from forage_reward.rewards.judge_client import (
 )
 from forage_reward.score import NO_TARGETS, Component, Score, Status, sum_components, withhold_score
 from forage_reward.trajectory import GroundTruth, Role, TrajectoryView
+from forage_runtime.settings.base import Url
 
 NAME = "llm_judge"
 FENCE = "~~~~"

@@ -10,10 +10,7 @@ import threading
 
 from pydantic import Field
 
-from forage_common.settings.security import UserCode
-from forage_common.v1 import reward_pb2, trajectory_pb2
-from forage_isolation.child import Child, ChildDiedError, ChildTimeoutError
-from forage_isolation.support import build_confinement
+from forage_proto.v1 import reward_pb2, trajectory_pb2
 from forage_reward.deadline import limit_to_deadline
 from forage_reward.isolation.math_process import MEMORY_MIB
 from forage_reward.parsing.math_answer import MAX_LENGTH, extract_math_answer, is_balanced
@@ -23,6 +20,9 @@ from forage_reward.rewards.matching import MatchParams, score_match
 from forage_reward.score import NO_TARGETS, Score, Status, withhold_score
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 from forage_reward.wire import from_proto
+from forage_runtime.settings.security import UserCode
+from forage_sandbox.child import Child, ChildDiedError, ChildTimeoutError
+from forage_sandbox.support import build_confinement
 
 NAME = "math"
 EQUAL = "equal"

@@ -14,12 +14,12 @@ Source: the layered reward of Search-R1's empirical study (arXiv 2505.15117).
 
 from __future__ import annotations
 
-from forage_common.text.answers import em_check, is_retrieval_correct
 from forage_reward.parsing.answers import extract_observations, extract_solution
 from forage_reward.parsing.sequence import is_valid_sequence
 from forage_reward.reward import Reward, RewardParams
 from forage_reward.score import NO_TARGETS, Component, Score, Status, sum_components, withhold_score
 from forage_reward.trajectory import GroundTruth, TrajectoryView
+from forage_runtime.text.answers import em_check, is_retrieval_correct
 
 NAME = "search_r1_format"
 

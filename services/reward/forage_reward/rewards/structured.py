@@ -19,12 +19,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from forage_common.text.answers import em_check, f1, is_retrieval_correct
 from forage_reward.parsing.answers import extract_observations, extract_solution
 from forage_reward.parsing.turns import TurnMismatchError, parse_strict_action, read_turns, split_generations
 from forage_reward.reward import Reward, RewardParams
 from forage_reward.score import NO_TARGETS, Component, Score, Status, sum_components, withhold_score
 from forage_reward.trajectory import Action, GroundTruth, TrajectoryView, Turn
+from forage_runtime.text.answers import em_check, f1, is_retrieval_correct
 
 NAME = "structured"
 _COMPARED = 2_000

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from forage_common.text.answers import subem_check
 from forage_reward.parsing.answers import extract_solution
 from forage_reward.reward import Reward
 from forage_reward.rewards.matching import MatchParams, score_match
 from forage_reward.score import NO_TARGETS, Score, Status, withhold_score
 from forage_reward.trajectory import GroundTruth, TrajectoryView
+from forage_runtime.text.answers import subem_check
 
 NAME = "subem"
 

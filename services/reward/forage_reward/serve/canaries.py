@@ -15,9 +15,9 @@ import re
 from enum import StrEnum
 from functools import lru_cache
 
-from forage_common.text.answers import normalize_answer
-from forage_common.text.tags import CLOSE, OPEN, Tag, find_blocks
 from forage_reward.trajectory import GroundTruth, Role, TrajectoryView
+from forage_runtime.text.answers import normalize_answer
+from forage_runtime.text.tags import CLOSE, OPEN, Tag, find_blocks
 
 MAX_WORDS_BEYOND = 16
 """Words by which an answer may exceed the longest accepted one."""

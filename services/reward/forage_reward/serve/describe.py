@@ -10,10 +10,10 @@ from importlib.metadata import version
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from forage_common.settings import RewardRoute, RewardSettings
-from forage_common.v1 import reward_pb2
+from forage_proto.v1 import reward_pb2
 from forage_reward.reward import AnyReward
 from forage_reward.wire import write_params
+from forage_runtime.settings import RewardRoute, RewardSettings
 
 
 def describe_rewards(rewards: Mapping[str, AnyReward], settings: RewardSettings) -> reward_pb2.DescribeResponse:

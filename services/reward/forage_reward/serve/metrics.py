@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from forage_common.v1 import trajectory_pb2
+from forage_proto.v1 import trajectory_pb2
 from forage_reward.wire import format_status
 
 REQUESTS = Counter("forage_reward_requests_total", "Calls of a method, including refused ones", ["method"])

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import grpc
 
-from forage_common.v1 import reward_pb2, reward_pb2_grpc
+from forage_proto.v1 import reward_pb2, reward_pb2_grpc
 
 MIN_SHARED_ITEMS = 64
 """Items from which a batch is shared; for fewer the transfer costs more than it saves."""

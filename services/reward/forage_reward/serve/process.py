@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import signal
 
-from forage_common.security.health_gate import HealthGate
-from forage_common.security.tls import check_server
-from forage_common.settings import Settings
-from forage_common.stop import Stop
-from forage_common.telemetry.health import Health, serve_health
-from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.waits import idling
-from forage_isolation.support import list_notes
 from forage_reward.serve.server import DRAIN_S, Server
 from forage_reward.serve.workers import WorkerPool
+from forage_runtime.security.health_gate import HealthGate
+from forage_runtime.security.tls import check_server
+from forage_runtime.settings import Settings
+from forage_runtime.stop import Stop
+from forage_runtime.telemetry.health import Health, serve_health
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.telemetry.waits import idling
+from forage_sandbox.support import list_notes
 
 
 def serve(settings: Settings) -> None:

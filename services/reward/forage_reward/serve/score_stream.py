@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 
-from forage_common.security.message_room import MessageRoom, Place
-from forage_common.v1 import reward_pb2
+from forage_proto.v1 import reward_pb2
 from forage_reward.serve.scoring import ScoringQueue
+from forage_runtime.security.message_room import MessageRoom, Place
 
 WINDOW = 128
 

@@ -16,11 +16,7 @@ from dataclasses import dataclass
 
 from prometheus_client import Counter
 
-from forage_common.settings import RewardSettings
-from forage_common.telemetry.log_sampling import LogSampler
-from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.waits import waiting
-from forage_common.v1 import reward_pb2
+from forage_proto.v1 import reward_pb2
 from forage_reward.deadline import DEADLINE
 from forage_reward.router import RewardRouter
 from forage_reward.score import Status, withhold_score
@@ -30,6 +26,10 @@ from forage_reward.serve.peer_workers import MIN_SHARED_ITEMS, PeerWorkers
 from forage_reward.serve.shadow import ShadowScorer
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 from forage_reward.wire import to_proto
+from forage_runtime.settings import RewardSettings
+from forage_runtime.telemetry.log_sampling import LogSampler
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.telemetry.waits import waiting
 
 CANARIES = Counter(
     "forage_reward_canaries_total",

@@ -15,16 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import generate_latest
 
-from forage_common.addresses import bind
-from forage_common.security.call_guard import CallGuard
-from forage_common.security.call_limits import guard_calls, limit_connections
-from forage_common.security.message_room import MessageRoom
-from forage_common.security.tls import make_grpc_server_credentials
-from forage_common.security.tokens import open_token_file
-from forage_common.settings import Settings
-from forage_common.telemetry import tracing
-from forage_common.telemetry.tracing import SpanKind
-from forage_common.v1 import reward_pb2, reward_pb2_grpc
+from forage_proto.v1 import reward_pb2, reward_pb2_grpc
 from forage_reward.deadline import compute_deadline
 from forage_reward.explanation import write_explanation
 from forage_reward.isolation.user_rewards import UserRewards
@@ -37,6 +28,15 @@ from forage_reward.serve.score_stream import ScoreStream
 from forage_reward.serve.scoring import QueueFullError, ScoringQueue
 from forage_reward.serve.shadow import ShadowScorer
 from forage_reward.wire import InvalidItemError, from_proto, read_truth, read_view
+from forage_runtime.addresses import bind
+from forage_runtime.security.call_guard import CallGuard
+from forage_runtime.security.call_limits import guard_calls, limit_connections
+from forage_runtime.security.message_room import MessageRoom
+from forage_runtime.security.tls import make_grpc_server_credentials
+from forage_runtime.security.tokens import open_token_file
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry import tracing
+from forage_runtime.telemetry.tracing import SpanKind
 
 MAX_MESSAGE_BYTES = 32 * 2**20
 """Of a request or reply: a thousand long trajectories. Clients split what is larger."""

@@ -12,13 +12,13 @@ import time
 
 from prometheus_client import Counter, Histogram
 
-from forage_common.errors import UserError
-from forage_common.settings import Settings
-from forage_common.telemetry.log_sampling import LogSampler
-from forage_common.telemetry.logs import get_logger
-from forage_common.v1 import reward_pb2, trajectory_pb2
-from forage_isolation.child import Child, ChildError
+from forage_proto.v1 import reward_pb2, trajectory_pb2
 from forage_reward.wire import format_status
+from forage_runtime.errors import UserError
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry.log_sampling import LogSampler
+from forage_runtime.telemetry.logs import get_logger
+from forage_sandbox.child import Child, ChildError
 
 SCORED = Counter("forage_reward_shadow_items_total", "Shadow scores by status", ["data_source", "status"])
 DROPPED = Counter("forage_reward_shadow_dropped_total", "Trajectories dropped by a full shadow queue", ["data_source"])

@@ -11,13 +11,13 @@ import sys
 
 import yaml
 
-from forage_common.settings import Settings
-from forage_common.telemetry.logs import configure_logs
-from forage_common.v1 import reward_pb2
-from forage_isolation.child import ParentConnection
+from forage_proto.v1 import reward_pb2
 from forage_reward.isolation.user_rewards import UserRewards
 from forage_reward.registry import REWARDS
 from forage_reward.router import RewardRouter
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry.logs import configure_logs
+from forage_sandbox.child import ParentConnection
 
 NICENESS = 10
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import yaml
 
-from forage_common.settings import Settings
-from forage_common.telemetry import tracing
-from forage_common.telemetry.logs import configure_logs, get_logger
-from forage_isolation.child import ParentConnection
 from forage_reward.serve.peer_workers import WorkerAddress
 from forage_reward.serve.server import Server
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry import tracing
+from forage_runtime.telemetry.logs import configure_logs, get_logger
+from forage_sandbox.child import ParentConnection
 
 
 def main() -> None:

@@ -15,14 +15,14 @@ import time
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
-from forage_common.addresses import bind_socket
-from forage_common.errors import UserError
-from forage_common.files.socket_folder import find_socket_folder
-from forage_common.settings import Settings
-from forage_common.telemetry.health import WAITING, Health
-from forage_common.telemetry.logs import get_logger
-from forage_isolation.child import Child, ChildError
 from forage_reward.serve.server import DRAIN_S
+from forage_runtime.addresses import bind_socket
+from forage_runtime.errors import UserError
+from forage_runtime.files.socket_folder import find_socket_folder
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry.health import WAITING, Health
+from forage_runtime.telemetry.logs import get_logger
+from forage_sandbox.child import Child, ChildError
 
 _own = CollectorRegistry()
 RESTARTS = Counter("forage_reward_worker_restarts_total", "Restarts of worker processes", registry=_own)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Protocol
 
-from forage_common.text.chat_template import count_common
+from forage_runtime.text.chat_template import count_common
 
 MOST_TOKENS = 2**21
 """Of all that is remembered: five hundred chats of 4,000 tokens, in 16 to 40 MB beside an engine of gigabytes."""

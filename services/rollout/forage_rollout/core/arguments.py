@@ -14,13 +14,13 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from forage_common.errors import SettingsError
-from forage_common.files.served_lora import get_served_lora_rank
-from forage_common.files.socket_folder import find_socket_folder
-from forage_common.settings import EngineSettings, Settings
-from forage_common.telemetry.logs import get_logger
 from forage_rollout.core.repeatable import prepare_repeatable
 from forage_rollout.weights.adapter import build_engine_arguments
+from forage_runtime.errors import SettingsError
+from forage_runtime.files.served_lora import get_served_lora_rank
+from forage_runtime.files.socket_folder import find_socket_folder
+from forage_runtime.settings import EngineSettings, Settings
+from forage_runtime.telemetry.logs import get_logger
 
 log = get_logger()
 _BATCHED_TOKENS_CPU = 4096

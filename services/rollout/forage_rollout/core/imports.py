@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 
-from forage_common.telemetry.stacks import write_stacks_on_signal
+from forage_runtime.telemetry.stacks import write_stacks_on_signal
 
 _MODULES = (
     "ray._private.workers.default_worker",  # the main module of the replica, which the engine process imports again

@@ -15,8 +15,8 @@ from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from typing import Any, cast
 
-from forage_common.files.socket_folder import find_socket_folder
 from forage_rollout.core.start_errors import record_start_errors
+from forage_runtime.files.socket_folder import find_socket_folder
 
 _context = multiprocessing.get_context("forkserver")
 _is_prepared = False

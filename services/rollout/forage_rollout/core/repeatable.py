@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from forage_common.errors import SettingsError
-from forage_common.settings import EngineSettings
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import EngineSettings
 
 
 def prepare_repeatable(cpu: bool, settings: EngineSettings) -> dict[str, Any]:

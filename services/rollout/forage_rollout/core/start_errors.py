@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from forage_common.errors import ForageError, UserError
+from forage_runtime.errors import ForageError, UserError
 
 _FILE_VARIABLE = "FORAGE_ENGINE_START_ERROR"
 _FAILED = "failed to start"

@@ -7,22 +7,22 @@ from collections.abc import AsyncGenerator
 
 from ray.serve.handle import DeploymentHandle
 
-from forage_common.clients.retriever import RetrieverClient
-from forage_common.clients.reward import RewardClient
-from forage_common.errors import UnavailableError
-from forage_common.settings import Settings
-from forage_common.streams.packing import pack_group
-from forage_common.streams.texts import leave_out_texts
-from forage_common.telemetry import tracing
-from forage_common.telemetry.waits import list_waits
-from forage_common.v1.rollout_pb2 import RunStreamResponse
-from forage_common.v1.trajectory_pb2 import Prompt, TrajectoryGroup
+from forage_proto.v1.rollout_pb2 import RunStreamResponse
+from forage_proto.v1.trajectory_pb2 import Prompt, TrajectoryGroup
 from forage_rollout.agent import Agent
 from forage_rollout.deployments.engine_links import open_pool
 from forage_rollout.deployments.replica import CheckPace, build_process_name, start_process
 from forage_rollout.links.pool import EnginePool
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.metrics import Snapshot, VersionTokens, read_call_counts, read_span_counts, to_counts
+from forage_runtime.clients.retriever import RetrieverClient
+from forage_runtime.clients.reward import RewardClient
+from forage_runtime.errors import UnavailableError
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry import tracing
+from forage_runtime.telemetry.waits import list_waits
+from forage_trajectory.packing import pack_group
+from forage_trajectory.texts import leave_out_texts
 
 
 class AgentDeployment:

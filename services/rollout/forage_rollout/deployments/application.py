@@ -10,7 +10,6 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
-from forage_common.settings import ReplicaSettings, Settings, load_settings
 from forage_rollout.concurrency import count_most_groups
 from forage_rollout.deployments.agent import AgentDeployment
 from forage_rollout.deployments.autoscaling import count_wanted, find_target
@@ -18,6 +17,7 @@ from forage_rollout.deployments.devices import check_nodes, count_gpus, list_nod
 from forage_rollout.deployments.dispatcher import DispatcherDeployment
 from forage_rollout.deployments.engine import EngineDeployment
 from forage_rollout.deployments.routing import EngineRouter
+from forage_runtime.settings import ReplicaSettings, Settings, load_settings
 
 _MAX_ONGOING_REQUESTS = 4096  # the dispatcher bounds what is in flight, Serve need not
 _CPUS = 0.1  # of Ray's accounting only: replicas share what the machine has

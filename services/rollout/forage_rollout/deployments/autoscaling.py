@@ -6,7 +6,7 @@ from typing import Any
 
 from ray.serve.config import AutoscalingContext
 
-from forage_common.settings import ReplicaSettings
+from forage_runtime.settings import ReplicaSettings
 
 ONGOING = "ongoing"
 """Statistic that a replica reports: an engine the requests in progress on its connections, a dispatcher its groups in

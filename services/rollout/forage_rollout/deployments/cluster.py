@@ -17,13 +17,6 @@ from typing import IO, Any, TypeVar
 
 import psutil
 
-from forage_common.devices import count_cpus as count_machine_cpus
-from forage_common.errors import StartError
-from forage_common.files.socket_folder import find_socket_folder
-from forage_common.ray_environment import FOLDER_PREFIX, LONGEST_SOCKET, extend_start_limit, ray_environment
-from forage_common.settings import ReplicaSettings, Settings
-from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.waits import waiting
 from forage_rollout.core.arguments import build_environment
 from forage_rollout.core.start_errors import read_failure
 from forage_rollout.deployments import reaper
@@ -35,6 +28,13 @@ from forage_rollout.deployments.devices import (
     list_node_gpus,
 )
 from forage_rollout.deployments.relay import LogRelay
+from forage_runtime.devices import count_cpus as count_machine_cpus
+from forage_runtime.errors import StartError
+from forage_runtime.files.socket_folder import find_socket_folder
+from forage_runtime.ray_environment import FOLDER_PREFIX, LONGEST_SOCKET, extend_start_limit, ray_environment
+from forage_runtime.settings import ReplicaSettings, Settings
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.telemetry.waits import waiting
 
 log = get_logger()
 R = TypeVar("R", bound=ReplicaSettings)

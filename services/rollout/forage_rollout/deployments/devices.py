@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from forage_common.devices import find_cuda_version, resolve_device
-from forage_common.errors import UserError
-from forage_common.settings import RolloutSettings
+from forage_runtime.devices import find_cuda_version, resolve_device
+from forage_runtime.errors import UserError
+from forage_runtime.settings import RolloutSettings
 
 
 def count_gpus(rollout: RolloutSettings) -> int:

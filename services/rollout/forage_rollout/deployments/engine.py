@@ -11,12 +11,9 @@ from typing import NoReturn
 
 import ray
 
-from forage_common.settings import Settings
-from forage_common.streams.client import StreamClient
-from forage_common.streams.history import open_history
-from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.waits import list_waits
-from forage_common.v1.trajectory_pb2 import Policy, Replica, Sampling
+from forage_proto.v1.trajectory_pb2 import Policy, Replica, Sampling
+from forage_queue.streams.client import StreamClient
+from forage_queue.streams.history import open_history
 from forage_rollout.background import supervise
 from forage_rollout.core.arguments import build_environment
 from forage_rollout.core.process import prepare_fork
@@ -33,6 +30,9 @@ from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.links.doors import describe_door
 from forage_rollout.metrics import Snapshot, read_call_counts, to_counts
 from forage_rollout.weights.policy import NotServingError
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.telemetry.waits import list_waits
 
 log = get_logger()
 _OUT_OF_SERVICE_S = 60.0

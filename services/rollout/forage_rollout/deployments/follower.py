@@ -8,17 +8,17 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from forage_common.errors import UnavailableError
-from forage_common.security.audit import record_act
-from forage_common.streams import history
-from forage_common.streams.client import ANNOUNCED, LIVELY_S, NEVER, SERVED, StreamClient
-from forage_common.telemetry.logs import get_logger
-from forage_common.v1.trajectory_pb2 import Policy, Replica, Shift
-from forage_policies.announcement import PolicyError, describe_policy
+from forage_proto.v1.trajectory_pb2 import Policy, Replica, Shift
+from forage_queue.streams import history
+from forage_queue.streams.client import ANNOUNCED, LIVELY_S, NEVER, SERVED, StreamClient
 from forage_rollout.deployments.shifts import Shifts, is_same, name_shift
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.redis_threads import call_in_thread
 from forage_rollout.weights.policy import is_newer
+from forage_runtime.errors import UnavailableError
+from forage_runtime.security.audit import record_act
+from forage_runtime.telemetry.logs import get_logger
+from forage_weights.announcement import PolicyError, describe_policy
 
 log = get_logger()
 POLL_INTERVAL_S = 0.1

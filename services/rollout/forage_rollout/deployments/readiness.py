@@ -8,20 +8,20 @@ import ssl
 import grpc
 import httpx
 
-from forage_common.clients.outgoing import UnboundedReplyError, bound_replies
-from forage_common.clients.reasons import describe_error
-from forage_common.clients.retriever import TOKEN_SETTING
-from forage_common.errors import SettingsError, UnavailableError
-from forage_common.security.channels import open_channel
-from forage_common.security.handshakes import explain_tls
-from forage_common.security.tls import http_scheme, make_client_context
-from forage_common.security.tokens import authorization_metadata, open_token_file
-from forage_common.settings import Settings
-from forage_common.streams.client import StreamClient
-from forage_common.telemetry.health import Health
-from forage_common.telemetry.logs import get_logger
-from forage_common.v1.reward_pb2 import DescribeRequest
-from forage_common.v1.reward_pb2_grpc import RewardStub
+from forage_proto.v1.reward_pb2 import DescribeRequest
+from forage_proto.v1.reward_pb2_grpc import RewardStub
+from forage_queue.streams.client import StreamClient
+from forage_runtime.clients.outgoing import UnboundedReplyError, bound_replies
+from forage_runtime.clients.reasons import describe_error
+from forage_runtime.clients.retriever import TOKEN_SETTING
+from forage_runtime.errors import SettingsError, UnavailableError
+from forage_runtime.security.channels import open_channel
+from forage_runtime.security.handshakes import explain_tls
+from forage_runtime.security.tls import http_scheme, make_client_context
+from forage_runtime.security.tokens import authorization_metadata, open_token_file
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry.health import Health
+from forage_runtime.telemetry.logs import get_logger
 
 log = get_logger()
 _PROBE_TIMEOUT_S = 2.0

@@ -17,11 +17,11 @@ from ray.serve._private import replica as serve_replica
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
-from forage_common.addresses import join_address, split_address
-from forage_common.telemetry.logs import configure_logs
-from forage_common.telemetry.stacks import write_stacks_on_signal
 from forage_rollout.deployments.relay import redirect_stderr
 from forage_rollout.metrics import CountKey
+from forage_runtime.addresses import join_address, split_address
+from forage_runtime.telemetry.logs import configure_logs
+from forage_runtime.telemetry.stacks import write_stacks_on_signal
 
 _CHECK_S = 2.0
 _POLL_INTERVAL_S = 0.1

@@ -16,12 +16,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from forage_common.errors import UnavailableError
-from forage_common.streams.client import ANNOUNCED, NEVER, StreamClient
-from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.waits import waiting
-from forage_common.v1.trajectory_pb2 import Replica, Shift
+from forage_proto.v1.trajectory_pb2 import Replica, Shift
+from forage_queue.streams.client import ANNOUNCED, NEVER, StreamClient
 from forage_rollout.redis_threads import call_in_thread
+from forage_runtime.errors import UnavailableError
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.telemetry.waits import waiting
 
 log = get_logger()
 LEASE_S = 60.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from forage_common.files.template_values import read_template_values
-from forage_common.text.chat_template import Chat, ChatTemplate
-from forage_common.v1.trajectory_pb2 import TemplateValues
+from forage_proto.v1.trajectory_pb2 import TemplateValues
 from forage_rollout.loop.generation import RenderedPrompt
+from forage_runtime.files.template_values import read_template_values
+from forage_runtime.text.chat_template import Chat, ChatTemplate
 
 
 def render_chat(tokenizer: Any, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:

@@ -9,16 +9,16 @@ from typing import Any
 
 import httpx
 
-from forage_common.clients.calls import MalformedReplyError, RefusedError, call
-from forage_common.clients.circuit import Circuit
-from forage_common.clients.concurrency import Slots
-from forage_common.clients.outgoing import bound_replies
-from forage_common.errors import SettingsError, UnavailableError
-from forage_common.security.tokens import HEADER, TokenFile
-from forage_common.settings import EngineSettings
-from forage_common.telemetry.waits import waiting
 from forage_rollout.engine.openai import PATHS, ResponseHead
 from forage_rollout.loop.tokens import FileTokenizer
+from forage_runtime.clients.calls import MalformedReplyError, RefusedError, call
+from forage_runtime.clients.circuit import Circuit
+from forage_runtime.clients.concurrency import Slots
+from forage_runtime.clients.outgoing import bound_replies
+from forage_runtime.errors import SettingsError, UnavailableError
+from forage_runtime.security.tokens import HEADER, TokenFile
+from forage_runtime.settings import EngineSettings
+from forage_runtime.telemetry.waits import waiting
 
 START_TIMEOUT_S = 30.0
 _CONNECT_TIMEOUT_S = 5.0

@@ -7,14 +7,7 @@ import math
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from forage_common.clients.calls import MalformedReplyError, RefusedError
-from forage_common.errors import SettingsError, UnavailableError
-from forage_common.files.model_folder import read_end_of_turn
-from forage_common.settings import Settings
-from forage_common.telemetry.logs import get_logger
-from forage_common.text.chat_template import Chat
-from forage_common.v1.trajectory_pb2 import Policy, Sampling, TemplateValues
-from forage_policies.announcement import PolicyError, describe_policy
+from forage_proto.v1.trajectory_pb2 import Policy, Sampling, TemplateValues
 from forage_rollout.engine.chat import render_chat
 from forage_rollout.engine.endpoint import Dialect, Endpoint, restore_stop_text
 from forage_rollout.engine.engine_counts import EngineCounts, Meter
@@ -22,6 +15,13 @@ from forage_rollout.engine.openai import ResponseHead
 from forage_rollout.engine.stops import StopTexts
 from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
 from forage_rollout.loop.tokens import FileTokenizer
+from forage_runtime.clients.calls import MalformedReplyError, RefusedError
+from forage_runtime.errors import SettingsError, UnavailableError
+from forage_runtime.files.model_folder import read_end_of_turn
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.text.chat_template import Chat
+from forage_weights.announcement import PolicyError, describe_policy
 
 log = get_logger()
 

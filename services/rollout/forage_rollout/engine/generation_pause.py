@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_proto.v1.trajectory_pb2 import Policy
 from forage_rollout.engine.scheduler_watch import SchedulerWatch
 from forage_rollout.weights.canary import hold_requests
 from forage_rollout.weights.policy import format_label

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from forage_common.settings import Settings
-from forage_policies.tensors import SUFFIX
 from forage_rollout.core.arguments import build_arguments, build_environment, is_exact
 from forage_rollout.core.process import use_own_processes
 from forage_rollout.engine.generation_pause import GenerationPause
@@ -18,6 +16,8 @@ from forage_rollout.engine.scheduler_watch import SchedulerWatch
 from forage_rollout.weights.adapter import Adapters
 from forage_rollout.weights.canary import CanaryBounds
 from forage_rollout.weights.stager import Stager
+from forage_runtime.settings import Settings
+from forage_weights.tensors import SUFFIX
 
 _WEIGHTS = (SUFFIX, ".bin", ".gguf", ".index.json", ".pt", ".pth")
 

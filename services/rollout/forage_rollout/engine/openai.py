@@ -8,12 +8,12 @@ from argparse import Namespace
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
-from forage_common.files.template_values import build_template_values, read_template_values
-from forage_common.settings import Settings
-from forage_common.text.chat_template import CLOCK, read_clock
 from forage_rollout.chats.memory import ChatMemory
 from forage_rollout.chats.serving import HEADER, build_chat_class, recalled
 from forage_rollout.loop.tokens import FileTokenizer
+from forage_runtime.files.template_values import build_template_values, read_template_values
+from forage_runtime.settings import Settings
+from forage_runtime.text.chat_template import CLOCK, read_clock
 
 CHATS = "/v1/chat/completions"
 PATHS = {"/v1/models": "GET", CHATS: "POST", "/v1/completions": "POST"}

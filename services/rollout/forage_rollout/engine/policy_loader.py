@@ -10,15 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from forage_common.files.model_folder import list_weight_files
-from forage_common.files.served_lora import get_served_lora_rank
-from forage_common.security.audit import record_act
-from forage_common.settings import Settings
-from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.waits import waiting
-from forage_common.v1.trajectory_pb2 import Policy
-from forage_policies.announcement import PolicyError, check_canary, describe_policy
-from forage_policies.tensors import SUFFIX, read_headers
+from forage_proto.v1.trajectory_pb2 import Policy
 from forage_rollout.core.start_errors import EngineStartError, explain_start
 from forage_rollout.engine.engine_counts import EngineCounts, Meter
 from forage_rollout.engine.generation_pause import GenerationPause
@@ -30,6 +22,14 @@ from forage_rollout.weights.holding import hold_policy, open_cache
 from forage_rollout.weights.policy import format_label, is_newer
 from forage_rollout.weights.stager import call_living
 from forage_rollout.weights.validation import verify_tensors
+from forage_runtime.files.model_folder import list_weight_files
+from forage_runtime.files.served_lora import get_served_lora_rank
+from forage_runtime.security.audit import record_act
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.telemetry.waits import waiting
+from forage_weights.announcement import PolicyError, check_canary, describe_policy
+from forage_weights.tensors import SUFFIX, read_headers
 
 log = get_logger()
 T = TypeVar("T")

@@ -14,13 +14,13 @@ from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
-from forage_common.errors import SettingsError, UserError
-from forage_common.settings import Settings, settings_from_arguments
-from forage_common.v1.trajectory_pb2 import Sampling
+from forage_proto.v1.trajectory_pb2 import Sampling
 from forage_rollout.core.arguments import build_environment
 from forage_rollout.engine.sampling_parameters import RefusedSamplingError, build_parameters, make_parameters
 from forage_rollout.engine.stops import StopTexts
 from forage_rollout.loop.generation import build_request
+from forage_runtime.errors import SettingsError, UserError
+from forage_runtime.settings import Settings, settings_from_arguments
 
 _SAMPLED = {
     "temperature": "rollout.temperature",

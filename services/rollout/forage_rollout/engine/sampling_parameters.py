@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from forage_common.clients.calls import RefusedError
-from forage_common.v1.trajectory_pb2 import Sampling
+from forage_proto.v1.trajectory_pb2 import Sampling
 from forage_rollout.engine.stops import StopTexts
 from forage_rollout.loop.generation import Request, build_request
+from forage_runtime.clients.calls import RefusedError
 
 
 class RefusedSamplingError(RefusedError):

@@ -8,10 +8,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
-from forage_common.settings import Settings
-from forage_common.telemetry.logs import get_logger
-from forage_common.text.chat_template import Chat
-from forage_common.v1.trajectory_pb2 import Policy, Sampling, TemplateValues
+from forage_proto.v1.trajectory_pb2 import Policy, Sampling, TemplateValues
 from forage_rollout.engine.chat import render_chat
 from forage_rollout.engine.engine_counts import EngineCounts, Meter
 from forage_rollout.engine.instance import Instance
@@ -24,6 +21,9 @@ from forage_rollout.weights.adapter import Adapter
 from forage_rollout.weights.canary import CanaryError
 from forage_rollout.weights.policy import EngineHangsError, EngineLostError, NotServingError, parse_label
 from forage_rollout.weights.stager import call_living
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.text.chat_template import Chat
 
 log = get_logger()
 

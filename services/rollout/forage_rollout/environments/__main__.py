@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from forage_common.clients.retriever import RetrieverClient
-from forage_common.errors import UserError
-from forage_common.settings import settings_from_arguments
 from forage_rollout.environments.registry import load_environments
+from forage_runtime.clients.retriever import RetrieverClient
+from forage_runtime.errors import UserError
+from forage_runtime.settings import settings_from_arguments
 
 
 def main() -> None:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forage_common.clients.retriever import RetrieverClient
-from forage_common.errors import ForageError
-from forage_common.settings import RolloutSettings
-from forage_common.v1.trajectory_pb2 import ActionKind, Document, Prompt, Provenance
+from forage_proto.v1.trajectory_pb2 import ActionKind, Document, Prompt, Provenance
+from forage_runtime.clients.retriever import RetrieverClient
+from forage_runtime.errors import ForageError
+from forage_runtime.settings import RolloutSettings
 
 ANSWER = "answer"
 

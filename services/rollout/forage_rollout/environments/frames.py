@@ -28,12 +28,12 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any
 
-from forage_common.clients.calls import MalformedReplyError, RefusedError
-from forage_common.clients.retriever import SearchResult
-from forage_common.errors import UnavailableError
-from forage_common.v1.trajectory_pb2 import ActionKind, Document, Provenance
-from forage_isolation.child import MAX_ANSWER_BYTES
+from forage_proto.v1.trajectory_pb2 import ActionKind, Document, Provenance
 from forage_rollout.environments.environment import Action, Budget, Observation
+from forage_runtime.clients.calls import MalformedReplyError, RefusedError
+from forage_runtime.clients.retriever import SearchResult
+from forage_runtime.errors import UnavailableError
+from forage_sandbox.child import MAX_ANSWER_BYTES
 
 Frame = dict[str, Any]
 SERVICE_ERRORS = {kind.__name__: kind for kind in (UnavailableError, RefusedError, MalformedReplyError)}

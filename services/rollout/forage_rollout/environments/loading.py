@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
-from forage_common.clients.retriever import RetrieverClient
-from forage_common.settings import EnvironmentRoute, RolloutSettings
 from forage_rollout.environments.environment import Environment
 from forage_rollout.environments.search import Search
 from forage_rollout.environments.single_turn import SingleTurn
+from forage_runtime.clients.retriever import RetrieverClient
+from forage_runtime.settings import EnvironmentRoute, RolloutSettings
 
 BUILT_IN: Mapping[str, type[Environment]] = {"search": Search, "single_turn": SingleTurn}
 EXPECTED = f"one of {', '.join(BUILT_IN)}; or nothing = that of the data source"

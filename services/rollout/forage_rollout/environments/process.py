@@ -18,17 +18,17 @@ from contextvars import ContextVar
 from itertools import count
 from typing import Any
 
-from forage_common.clients.retriever import RetrieverClient, SearchResult
-from forage_common.errors import UserError
-from forage_common.settings import RolloutSettings
-from forage_common.v1.trajectory_pb2 import Prompt
-from forage_isolation.child import ParentConnection
-from forage_isolation.confinement import Confinement
-from forage_isolation.explanations import explain
-from forage_isolation.user_files import find_files
+from forage_proto.v1.trajectory_pb2 import Prompt
 from forage_rollout.environments import frames
 from forage_rollout.environments.environment import Action, Budget, Environment, Episode, Observation
 from forage_rollout.environments.loading import create_environment, explain_error
+from forage_runtime.clients.retriever import RetrieverClient, SearchResult
+from forage_runtime.errors import UserError
+from forage_runtime.settings import RolloutSettings
+from forage_sandbox.child import ParentConnection
+from forage_sandbox.confinement import Confinement
+from forage_sandbox.explanations import explain
+from forage_sandbox.user_files import find_files
 
 _call: ContextVar[int] = ContextVar("call", default=-1)
 

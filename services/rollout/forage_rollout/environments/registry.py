@@ -6,14 +6,14 @@ import inspect
 from collections.abc import Awaitable, Mapping
 from typing import TypeVar
 
-from forage_common.clients.retriever import RetrieverClient
-from forage_common.errors import ForageError, SettingsError
-from forage_common.settings import Settings
-from forage_common.settings.rollout import DEFAULT_ENVIRONMENT
-from forage_isolation.support import log_protections
 from forage_rollout.environments.environment import Environment, Episode
 from forage_rollout.environments.loading import BUILT_IN, create_environment, explain_error
 from forage_rollout.environments.remote import RemoteEnvironment
+from forage_runtime.clients.retriever import RetrieverClient
+from forage_runtime.errors import ForageError, SettingsError
+from forage_runtime.settings import Settings
+from forage_runtime.settings.rollout import DEFAULT_ENVIRONMENT
+from forage_sandbox.support import log_protections
 
 T = TypeVar("T")
 AnyEnvironment = Environment | RemoteEnvironment

@@ -15,14 +15,6 @@ from contextvars import Context, copy_context
 from itertools import count
 from typing import Any
 
-from forage_common.clients.retriever import RetrieverClient
-from forage_common.errors import UserError
-from forage_common.settings import Settings
-from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.waits import waiting
-from forage_common.text.redaction import redact_url
-from forage_isolation.child import START_TIMEOUT_S, Child, ChildError
-from forage_isolation.support import build_confinement
 from forage_rollout.environments import frames
 from forage_rollout.environments.environment import (
     Action,
@@ -33,6 +25,14 @@ from forage_rollout.environments.environment import (
     Observation,
 )
 from forage_rollout.environments.loading import check_description
+from forage_runtime.clients.retriever import RetrieverClient
+from forage_runtime.errors import UserError
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.telemetry.waits import waiting
+from forage_runtime.text.redaction import redact_url
+from forage_sandbox.child import START_TIMEOUT_S, Child, ChildError
+from forage_sandbox.support import build_confinement
 
 log = get_logger()
 MODULE = "forage_rollout.environments.process"

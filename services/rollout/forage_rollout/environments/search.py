@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from forage_common.text.observation import format_passages
 from forage_rollout.environments.environment import ANSWER, Action, Environment, Episode, Observation
+from forage_runtime.text.observation import format_passages
 
 
 class Search(Environment):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from forage_common.clients.retriever import RetrieverClient
-from forage_common.settings import RolloutSettings
-from forage_common.v1.trajectory_pb2 import ActionKind
+from forage_proto.v1.trajectory_pb2 import ActionKind
 from forage_rollout.environments.environment import ANSWER, INVALID, Action, Environment, Episode
+from forage_runtime.clients.retriever import RetrieverClient
+from forage_runtime.settings import RolloutSettings
 
 EOS = "eos"
 

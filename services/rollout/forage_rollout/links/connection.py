@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import cast
 
-from forage_common.telemetry.logs import get_logger
 from forage_rollout.links.frames import FrameError, FrameReader, Kind, pack_frame
+from forage_runtime.telemetry.logs import get_logger
 
 log = get_logger()
 NONCE_BYTES = 16

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from forage_common.clients.calls import MalformedReplyError, RefusedError
-from forage_common.errors import ForageError, UnavailableError
 from forage_rollout.links.frames import FrameError
 from forage_rollout.weights.policy import EngineLostError, NotServingError
+from forage_runtime.clients.calls import MalformedReplyError, RefusedError
+from forage_runtime.errors import ForageError, UnavailableError
 
 
 class EngineError(ForageError):

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from functools import lru_cache
 
-from forage_common.text.chat_template import Chat
-from forage_common.v1.trajectory_pb2 import TemplateValues
+from forage_proto.v1.trajectory_pb2 import TemplateValues
 from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
+from forage_runtime.text.chat_template import Chat
 
 VERSION = 3
 HEADER = struct.Struct("<IBxxxI")

@@ -8,10 +8,7 @@ import ssl
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from forage_common.addresses import split_address
-from forage_common.telemetry.logs import get_logger
-from forage_common.text.chat_template import Chat
-from forage_common.v1.trajectory_pb2 import TemplateValues
+from forage_proto.v1.trajectory_pb2 import TemplateValues
 from forage_rollout.links.connection import NONCE_BYTES, FrameConnection, draw_nonce, is_proof, prove
 from forage_rollout.links.failures import LinkLostError, unpack_failure
 from forage_rollout.links.frames import (
@@ -25,6 +22,9 @@ from forage_rollout.links.frames import (
 )
 from forage_rollout.links.server import LOAD
 from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
+from forage_runtime.addresses import split_address
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.text.chat_template import Chat
 
 log = get_logger()
 PING_S = 1.0

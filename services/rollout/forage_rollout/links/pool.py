@@ -15,19 +15,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from forage_common.errors import UnavailableError
-from forage_common.telemetry import tracing
-from forage_common.telemetry.log_sampling import LogSampler
-from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.waits import waiting
-from forage_common.text.chat_template import Chat
-from forage_common.v1.trajectory_pb2 import TemplateValues
+from forage_proto.v1.trajectory_pb2 import TemplateValues
 from forage_rollout.background import supervise
 from forage_rollout.links.affinity import order_replicas
 from forage_rollout.links.failures import LinkLostError
 from forage_rollout.links.link import Door, EngineLink
 from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
 from forage_rollout.weights.policy import EngineLostError, NotServingError
+from forage_runtime.errors import UnavailableError
+from forage_runtime.telemetry import tracing
+from forage_runtime.telemetry.log_sampling import LogSampler
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.telemetry.waits import waiting
+from forage_runtime.text.chat_template import Chat
 
 log = get_logger()
 T = TypeVar("T")

@@ -8,9 +8,6 @@ import struct
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from forage_common.addresses import join_address, listen
-from forage_common.security.refusals import Refusal, record_refusal
-from forage_common.telemetry.logs import get_logger
 from forage_rollout.links.connection import NONCE_BYTES, FrameConnection, draw_nonce, is_proof, prove
 from forage_rollout.links.failures import is_foreseen, pack_failure
 from forage_rollout.links.frames import (
@@ -24,6 +21,9 @@ from forage_rollout.links.frames import (
 )
 from forage_rollout.loop.generation import Engine
 from forage_rollout.weights.policy import NotServingError
+from forage_runtime.addresses import join_address, listen
+from forage_runtime.security.refusals import Refusal, record_refusal
+from forage_runtime.telemetry.logs import get_logger
 
 log = get_logger()
 LOAD = struct.Struct("<I")

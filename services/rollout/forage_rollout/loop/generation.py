@@ -6,8 +6,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from forage_common.text.chat_template import Chat
-from forage_common.v1.trajectory_pb2 import Sampling, TemplateValues
+from forage_proto.v1.trajectory_pb2 import Sampling, TemplateValues
+from forage_runtime.text.chat_template import Chat
 
 
 @dataclass(frozen=True)

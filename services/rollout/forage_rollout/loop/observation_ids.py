@@ -11,8 +11,8 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 
-from forage_common.text.observation import escape_controls, escape_tags, find_reserved_tags
 from forage_rollout.loop.tokens import FileTokenizer
+from forage_runtime.text.observation import escape_controls, escape_tags, find_reserved_tags
 
 
 def encode_observation(

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from tokenizers import Tokenizer
 
-from forage_common.errors import DataError
+from forage_runtime.errors import DataError
 
 
 class FileTokenizer:

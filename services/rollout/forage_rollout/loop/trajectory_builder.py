@@ -11,16 +11,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from forage_common.errors import SettingsError
-from forage_common.settings import RolloutSettings
-from forage_common.text.observation import find_tag_names
-from forage_common.v1.trajectory_pb2 import ActionKind, PolicySegment, Role, Span, Status, Trajectory, Turn
+from forage_proto.v1.trajectory_pb2 import ActionKind, PolicySegment, Role, Span, Status, Trajectory, Turn
 from forage_rollout.environments.environment import INVALID, Action, Episode, Observation
 from forage_rollout.environments.registry import AnyEnvironment
 from forage_rollout.loop.generation import Generation, RenderedPrompt
 from forage_rollout.loop.observation_ids import encode_observation
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.loop.turns import cut_at_stop
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import RolloutSettings
+from forage_runtime.text.observation import find_tag_names
 
 
 @dataclass(frozen=True)

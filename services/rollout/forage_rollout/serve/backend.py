@@ -8,17 +8,17 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from forage_common.errors import ForageError, UnavailableError
-from forage_common.telemetry.health import Health
-from forage_common.v1.rollout_pb2 import RunStreamResponse
-from forage_common.v1.trajectory_pb2 import Policy, Prompt, Sampling, TrajectoryGroup
-from forage_policies.announcement import PolicyError
+from forage_proto.v1.rollout_pb2 import RunStreamResponse
+from forage_proto.v1.trajectory_pb2 import Policy, Prompt, Sampling, TrajectoryGroup
 from forage_rollout.chats.memory import name_chat
 from forage_rollout.deployments.cluster import Cluster
 from forage_rollout.engine.openai import CHATS, ResponseHead
 from forage_rollout.engine.sampling_parameters import RefusedSamplingError
 from forage_rollout.metrics import RolloutCollector, Snapshot
 from forage_rollout.weights.policy import find_oldest, is_newer
+from forage_runtime.errors import ForageError, UnavailableError
+from forage_runtime.telemetry.health import Health
+from forage_weights.announcement import PolicyError
 
 DEPLOYMENTS = ("Engine", "Agent", "Dispatcher")
 

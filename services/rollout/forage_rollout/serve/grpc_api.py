@@ -10,18 +10,7 @@ from typing import Any, NoReturn
 
 import grpc
 
-from forage_common.addresses import bind
-from forage_common.errors import UnavailableError
-from forage_common.security.audit import name_grpc_caller, record_act
-from forage_common.security.call_guard import CallGuard
-from forage_common.security.call_limits import guard_calls, limit_connections
-from forage_common.security.message_room import MessageRoom
-from forage_common.security.tls import make_grpc_server_credentials
-from forage_common.security.tokens import TokenFile
-from forage_common.settings import TlsSettings
-from forage_common.telemetry import tracing
-from forage_common.telemetry.tracing import Span, SpanKind
-from forage_common.v1.rollout_pb2 import (
+from forage_proto.v1.rollout_pb2 import (
     DESCRIPTOR,
     GetStatusRequest,
     GetStatusResponse,
@@ -36,10 +25,21 @@ from forage_common.v1.rollout_pb2 import (
     UpdateWeightsRequest,
     UpdateWeightsResponse,
 )
-from forage_common.v1.rollout_pb2_grpc import RolloutServicer, add_RolloutServicer_to_server
-from forage_common.v1.trajectory_pb2 import Prompt
+from forage_proto.v1.rollout_pb2_grpc import RolloutServicer, add_RolloutServicer_to_server
+from forage_proto.v1.trajectory_pb2 import Prompt
 from forage_rollout.prompt_checks import InvalidPromptError, check_prompt
 from forage_rollout.serve.backend import RefusedPolicyError, ServeBackend, ServiceState
+from forage_runtime.addresses import bind
+from forage_runtime.errors import UnavailableError
+from forage_runtime.security.audit import name_grpc_caller, record_act
+from forage_runtime.security.call_guard import CallGuard
+from forage_runtime.security.call_limits import guard_calls, limit_connections
+from forage_runtime.security.message_room import MessageRoom
+from forage_runtime.security.tls import make_grpc_server_credentials
+from forage_runtime.security.tokens import TokenFile
+from forage_runtime.settings import TlsSettings
+from forage_runtime.telemetry import tracing
+from forage_runtime.telemetry.tracing import Span, SpanKind
 
 SERVICE = DESCRIPTOR.services_by_name["Rollout"].full_name
 _REPLY_BYTES = 64 * 2**20

@@ -17,9 +17,16 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.exceptions import HTTPException
 
-from forage_common.errors import UnavailableError
-from forage_common.files.template_values import keep_template_date
-from forage_common.security.http.guard import (
+from forage_proto.v1.trajectory_pb2 import Prompt
+from forage_rollout.chats.serving import HEADER
+from forage_rollout.engine.openai import CHATS, PATHS
+from forage_rollout.engine.sampling_parameters import RefusedSamplingError
+from forage_rollout.prompt_checks import InvalidPromptError, check_prompt
+from forage_rollout.serve.backend import ServeBackend, ServiceState
+from forage_rollout.serve.http_messages import Answer, Ask, Problem, Refusal, build_answer, build_event
+from forage_runtime.errors import UnavailableError
+from forage_runtime.files.template_values import keep_template_date
+from forage_runtime.security.http.guard import (
     App,
     BodyError,
     Receive,
@@ -29,19 +36,12 @@ from forage_common.security.http.guard import (
     read_body,
     replay_body,
 )
-from forage_common.security.tokens import TokenFile
-from forage_common.settings import Settings
-from forage_common.telemetry import tracing
-from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.tracing import SpanKind
-from forage_common.text.terminal import printable
-from forage_common.v1.trajectory_pb2 import Prompt
-from forage_rollout.chats.serving import HEADER
-from forage_rollout.engine.openai import CHATS, PATHS
-from forage_rollout.engine.sampling_parameters import RefusedSamplingError
-from forage_rollout.prompt_checks import InvalidPromptError, check_prompt
-from forage_rollout.serve.backend import ServeBackend, ServiceState
-from forage_rollout.serve.http_messages import Answer, Ask, Problem, Refusal, build_answer, build_event
+from forage_runtime.security.tokens import TokenFile
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry import tracing
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.telemetry.tracing import SpanKind
+from forage_runtime.text.terminal import printable
 
 WIRE = "rollout/http"
 MAX_BODY_BYTES = 16 * 2**20

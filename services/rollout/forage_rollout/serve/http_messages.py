@@ -8,12 +8,8 @@ from typing import Annotated, Any
 from google.protobuf.json_format import MessageToDict
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from forage_common.files.template_values import build_template_values
-from forage_common.settings import Settings
-from forage_common.text.enums import name_value
-from forage_common.text.search_prompt import format_search_prompt
-from forage_common.v1.rollout_pb2 import RunStreamResponse
-from forage_common.v1.trajectory_pb2 import (
+from forage_proto.v1.rollout_pb2 import RunStreamResponse
+from forage_proto.v1.trajectory_pb2 import (
     ActionKind,
     ChatMessage,
     Prompt,
@@ -25,6 +21,10 @@ from forage_common.v1.trajectory_pb2 import (
 )
 from forage_rollout.environments.loading import BUILT_IN, EXPECTED
 from forage_rollout.prompt_checks import MAX_SAMPLES, MAX_TOP_K
+from forage_runtime.files.template_values import build_template_values
+from forage_runtime.settings import Settings
+from forage_runtime.text.enums import name_value
+from forage_runtime.text.search_prompt import format_search_prompt
 
 _ACTION_NAMES = {
     ActionKind.ACTION_KIND_INVALID: "invalid",

@@ -12,22 +12,7 @@ from collections.abc import Iterator
 import uvicorn
 from prometheus_client import REGISTRY
 
-from forage_common.addresses import listen
-from forage_common.clients.retriever import RetrieverClient
-from forage_common.errors import UnavailableError
-from forage_common.files.model_folder import check_model_folder
-from forage_common.security.health_gate import HealthGate
-from forage_common.security.http.server import make_protocol
-from forage_common.security.signatures import RunSignatures
-from forage_common.security.tls import check_server
-from forage_common.security.tokens import TokenFile
-from forage_common.settings import Settings
-from forage_common.streams.client import StreamClient
-from forage_common.telemetry import tracing
-from forage_common.telemetry.health import Health, serve_health
-from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.waits import list_waits, waiting
-from forage_isolation.support import list_notes
+from forage_queue.streams.client import StreamClient
 from forage_rollout import environments
 from forage_rollout.core import arguments
 from forage_rollout.deployments.cluster import LOST_AFTER_S, Cluster, open_cluster
@@ -39,6 +24,21 @@ from forage_rollout.loop.trajectory_builder import Limits
 from forage_rollout.serve.backend import ServeBackend, ServiceState
 from forage_rollout.serve.grpc_api import RolloutApi, make_server
 from forage_rollout.serve.http_api import WIRE, make_app
+from forage_runtime.addresses import listen
+from forage_runtime.clients.retriever import RetrieverClient
+from forage_runtime.errors import UnavailableError
+from forage_runtime.files.model_folder import check_model_folder
+from forage_runtime.security.health_gate import HealthGate
+from forage_runtime.security.http.server import make_protocol
+from forage_runtime.security.signatures import RunSignatures
+from forage_runtime.security.tls import check_server
+from forage_runtime.security.tokens import TokenFile
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry import tracing
+from forage_runtime.telemetry.health import Health, serve_health
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.telemetry.waits import list_waits, waiting
+from forage_sandbox.support import list_notes
 
 log = get_logger()
 _STOP_TIMEOUT_S = 6.0

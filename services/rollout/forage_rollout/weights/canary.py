@@ -9,9 +9,9 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from forage_common.telemetry.logs import get_logger
-from forage_common.v1.trajectory_pb2 import Canary, Policy
-from forage_policies.announcement import PolicyError, describe_policy
+from forage_proto.v1.trajectory_pb2 import Canary, Policy
+from forage_runtime.telemetry.logs import get_logger
+from forage_weights.announcement import PolicyError, describe_policy
 
 log = get_logger()
 PREFIX = "canary-"

@@ -21,14 +21,14 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from forage_common.addresses import join_address, split_address
-from forage_common.errors import UserError
-from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.waits import waiting
-from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
-from forage_policies.announcement import list_files
-from forage_policies.cache import Held
-from forage_policies.direct import (
+from forage_proto.v1.trajectory_pb2 import Policy, PolicyFile
+from forage_runtime.addresses import join_address, split_address
+from forage_runtime.errors import UserError
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.telemetry.waits import waiting
+from forage_weights.announcement import list_files
+from forage_weights.cache import Held
+from forage_weights.direct import (
     MOST_TRANSFERS,
     NCCL,
     RECEIVER,
@@ -43,8 +43,8 @@ from forage_policies.direct import (
     shorten_error,
     split_pieces,
 )
-from forage_policies.direct_sender import DirectSender
-from forage_policies.pair import Pair, find_gpu, overlap
+from forage_weights.direct_sender import DirectSender
+from forage_weights.pair import Pair, find_gpu, overlap
 
 _CONNECT_S = 2.0
 _SLOWEST = 20e6

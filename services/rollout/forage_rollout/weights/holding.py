@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from forage_common.settings import Settings
-from forage_common.v1.trajectory_pb2 import Policy
-from forage_policies.admission import Admission
-from forage_policies.cache import Held, PolicyCache
+from forage_proto.v1.trajectory_pb2 import Policy
+from forage_runtime.settings import Settings
+from forage_weights.admission import Admission
+from forage_weights.cache import Held, PolicyCache
 
 
 def open_cache(settings: Settings) -> PolicyCache:

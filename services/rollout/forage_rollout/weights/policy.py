@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forage_common.errors import ForageError
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_proto.v1.trajectory_pb2 import Policy
+from forage_runtime.errors import ForageError
 
 
 class NotServingError(ForageError):

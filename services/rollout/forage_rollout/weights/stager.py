@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from forage_common.telemetry.waits import waiting
-from forage_common.v1.trajectory_pb2 import Policy
-from forage_policies.announcement import PolicyError, describe_policy
-from forage_policies.cache import HeldDelta
+from forage_proto.v1.trajectory_pb2 import Policy
+from forage_runtime.telemetry.waits import waiting
+from forage_weights.announcement import PolicyError, describe_policy
+from forage_weights.cache import HeldDelta
 
 T = TypeVar("T")
 _LOOK_S = 0.2

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from forage_common.devices import count_cpus
-from forage_common.v1.trajectory_pb2 import Policy
-from forage_policies.announcement import PolicyError, describe_policy
-from forage_policies.tensors import Tensor, TensorInfo, find_non_finite, read_headers
+from forage_proto.v1.trajectory_pb2 import Policy
+from forage_runtime.devices import count_cpus
+from forage_weights.announcement import PolicyError, describe_policy
+from forage_weights.tensors import Tensor, TensorInfo, find_non_finite, read_headers
 
 TIED_HEAD = "lm_head.weight"
 FLOATS = ("BF16", "F16", "F32", "F64")

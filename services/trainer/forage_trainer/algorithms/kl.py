@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from verl.trainer.ppo.core_algos import kl_penalty
 
-from forage_common.settings import KlControlSettings
+from forage_runtime.settings import KlControlSettings
 
 _CLIP = 0.2
 

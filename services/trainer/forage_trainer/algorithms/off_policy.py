@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import torch
 
-from forage_common.settings import CorrectionSettings
+from forage_runtime.settings import CorrectionSettings
 
 _MAX_LOG_RATIO = 20.0
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from forage_common.settings import RewardPlacement
-from forage_common.v1.trajectory_pb2 import Score, Trajectory
+from forage_proto.v1.trajectory_pb2 import Score, Trajectory
+from forage_runtime.settings import RewardPlacement
 from forage_trainer.columns.arrived import list_turns, read_mask
 
 _TURN = re.compile(r"(?:.*\.)?turn_(\d+)")

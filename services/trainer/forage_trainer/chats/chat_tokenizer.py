@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from forage_common.errors import DataError
-from forage_common.settings import Settings
-from forage_common.telemetry.logs import get_logger
-from forage_common.text.chat_template import ChatTemplate, TemplateError
-from forage_common.text.observation import escape_controls
 from forage_records.questions import RejectedPromptError
+from forage_runtime.errors import DataError
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.text.chat_template import ChatTemplate, TemplateError
+from forage_runtime.text.observation import escape_controls
 from forage_trainer.chats.template_facts import Level, list_matters
 
 _CHUNK = 1024

@@ -11,9 +11,9 @@ from typing import Any
 
 import jinja2
 
-from forage_common.files.template_values import keep_template_date
-from forage_common.settings import Settings
-from forage_common.text.chat_template import Chat, ChatTemplate, RenderedChat, TemplateError, count_common
+from forage_runtime.files.template_values import keep_template_date
+from forage_runtime.settings import Settings
+from forage_runtime.text.chat_template import Chat, ChatTemplate, RenderedChat, TemplateError, count_common
 
 _QUESTION, _ANSWER, _THOUGHT = "Which river is the longest?", "The Nile is.", "Forage thinks."
 _FORMAT = ("<think>", "</think>")

@@ -19,11 +19,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from forage_common.errors import DataError, DiskFullError, UserError
-from forage_common.security.signatures import RunSignatures, SignatureError
-from forage_common.settings import SecuritySettings
-from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.waits import waiting
+from forage_runtime.errors import DataError, DiskFullError, UserError
+from forage_runtime.security.signatures import RunSignatures, SignatureError
+from forage_runtime.settings import SecuritySettings
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.telemetry.waits import waiting
 from forage_trainer.checkpoints.manifest import (
     BEST,
     LATEST,

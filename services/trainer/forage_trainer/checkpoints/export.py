@@ -12,8 +12,8 @@ import torch
 from torch.distributed.tensor import DTensor, Shard
 from transformers import AutoConfig
 
-from forage_common.errors import DataError
-from forage_common.security.signatures import RunSignatures, SignatureError
+from forage_runtime.errors import DataError
+from forage_runtime.security.signatures import RunSignatures, SignatureError
 from forage_trainer.checkpoints.manifest import BEST, MANIFEST, STATE, list_checkpoints, read_checkpoint
 from forage_trainer.files import stage_folder
 from forage_trainer.weights.checkpoint_tensors import build_checkpoint, build_skeleton, cast, set_conversions

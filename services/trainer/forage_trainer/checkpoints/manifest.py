@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from forage_common.errors import DataError, UserError
-from forage_common.security.signatures import Purpose, RunSignatures, SignatureError
-from forage_common.telemetry.logs import get_logger
-from forage_policies.digests import compute_digest
+from forage_runtime.errors import DataError, UserError
+from forage_runtime.security.signatures import Purpose, RunSignatures, SignatureError
+from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.files import find_altered
+from forage_weights.digests import compute_digest
 
 LATEST, BEST, MANIFEST, STATE = "latest", "best", "manifest.json", "state"
 SIGNATURE = "manifest.sig"

@@ -6,8 +6,8 @@ import time
 from collections.abc import Container
 from functools import partial
 
-from forage_common.streams.client import StreamClient
-from forage_common.v1.trajectory_pb2 import LedgerEntry
+from forage_proto.v1.trajectory_pb2 import LedgerEntry
+from forage_queue.streams.client import StreamClient
 from forage_trainer.checkpoints.manifest import ConsumedGroup, ConsumedStep, Manifest
 from forage_trainer.data.batcher import Batch
 from forage_trainer.waiting import RedisRetry

@@ -15,7 +15,7 @@ from typing import Any
 
 from prometheus_client import Gauge
 
-from forage_common.errors import ForageError, UserError
+from forage_runtime.errors import ForageError, UserError
 from forage_trainer.data.places import Place, PlacesOfSteps
 from forage_trainer.files import write_json
 from forage_trainer.reporting.guards import Trip

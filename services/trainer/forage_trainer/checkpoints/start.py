@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from forage_common.errors import DiskFullError, UserError
-from forage_common.security.audit import record_act
-from forage_common.security.signatures import RunSignatures
-from forage_common.settings import Settings
-from forage_common.streams.client import StreamClient
-from forage_common.telemetry.logs import get_logger
+from forage_queue.streams.client import StreamClient
+from forage_runtime.errors import DiskFullError, UserError
+from forage_runtime.security.audit import record_act
+from forage_runtime.security.signatures import RunSignatures
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.kept_groups import KeptGroups
 from forage_trainer.checkpoints.manifest import Manifest

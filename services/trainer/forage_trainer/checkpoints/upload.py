@@ -13,10 +13,10 @@ from typing import Any
 
 from prometheus_client import Counter, Gauge
 
-from forage_common.files import durable
-from forage_common.files.remote import open_file_system
-from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.waits import idling, waiting
+from forage_runtime.files import durable
+from forage_runtime.files.remote import open_file_system
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.telemetry.waits import idling, waiting
 from forage_trainer.checkpoints.manifest import MANIFEST, list_checkpoints
 from forage_trainer.files import remove_folder, remove_leftovers, stage_folder
 

@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any, Protocol
 
-from forage_common.errors import DiskFullError, UnavailableError
-from forage_common.security.signatures import RunSignatures
-from forage_common.settings import Settings
-from forage_common.streams.client import StreamClient
-from forage_common.telemetry.logs import get_logger
+from forage_queue.streams.client import StreamClient
 from forage_records.events import EventKind, EventLog
+from forage_runtime.errors import DiskFullError, UnavailableError
+from forage_runtime.security.signatures import RunSignatures
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.kept_groups import KeptGroups
 from forage_trainer.checkpoints.manifest import Manifest, Stateful, parse_step

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from forage_common.files import durable
+from forage_runtime.files import durable
 
 Array: TypeAlias = npt.NDArray[Any]
 _NUMBER_BYTES = 4

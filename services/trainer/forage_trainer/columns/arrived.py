@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from forage_common.streams.packing import pack_group, unpack_columns, unpack_facts, unpack_group
-from forage_common.v1.packed_pb2 import PackedGroup
-from forage_common.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
+from forage_proto.v1.packed_pb2 import PackedGroup
+from forage_proto.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
 from forage_trainer.columns.arrays import AnyColumns, Array, ColumnFolder, Columns, find_runs
+from forage_trajectory.packing import pack_group, unpack_columns, unpack_facts, unpack_group
 
 Source: TypeAlias = Callable[[], PackedGroup]
 TOKEN_FIELDS = ("token_ids", "loss_mask", "turn_ids", "logprobs")

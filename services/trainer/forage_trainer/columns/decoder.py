@@ -8,8 +8,8 @@ from functools import partial
 
 from google.protobuf.message import DecodeError
 
-from forage_common.v1.packed_pb2 import PackedGroup
-from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+from forage_proto.v1.packed_pb2 import PackedGroup
+from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
 from forage_trainer.columns.arrays import ColumnFolder
 from forage_trainer.columns.arrived import decode_group
 from forage_trainer.waiting import DiskRetry

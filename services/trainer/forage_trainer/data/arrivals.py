@@ -9,9 +9,9 @@ from functools import partial
 
 from prometheus_client import Counter
 
-from forage_common.streams.client import Entry, StreamClient
-from forage_common.telemetry.logs import get_logger
-from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
+from forage_queue.streams.client import Entry, StreamClient
+from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.columns.arrived import encode_group
 from forage_trainer.data.places import Place
 from forage_trainer.waiting import RedisRetry

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 from prometheus_client import Counter
 
-from forage_common.errors import ForageError
-from forage_common.settings import TrainerSettings
-from forage_common.stop import Stopped
-from forage_common.streams.client import Entry, StreamClient
-from forage_common.telemetry.health import Health
-from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.waits import Wait, waiting
-from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
+from forage_queue.streams.client import Entry, StreamClient
 from forage_records.step_file import Fate, GroupFate
+from forage_runtime.errors import ForageError
+from forage_runtime.settings import TrainerSettings
+from forage_runtime.stop import Stopped
+from forage_runtime.telemetry.health import Health
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.telemetry.waits import Wait, waiting
 from forage_trainer.data import spans
 from forage_trainer.data.arrivals import Arrivals, Entries, Receiver
 from forage_trainer.data.dataset import refill_number

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from prometheus_client import Gauge
 
-from forage_common.settings import Settings
-from forage_common.telemetry.logs import get_logger
 from forage_records.questions import Question, Questions, check_batch_size
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.label_names import LabelNames
 
 QUESTIONS = Gauge("forage_trainer_questions", "Questions read", ["split", "data_source", "fate"])

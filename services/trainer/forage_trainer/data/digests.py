@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from forage_common.v1.trajectory_pb2 import Policy, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Policy, TrajectoryGroup
 from forage_trainer.columns.arrived import digest_trajectory
 from forage_trainer.data.selection import is_valid
 

@@ -9,11 +9,11 @@ from functools import partial
 
 from prometheus_client import Counter, Gauge
 
-from forage_common.files.template_values import build_template_values
-from forage_common.settings import Settings
-from forage_common.streams.client import StreamClient
-from forage_common.telemetry.logs import get_logger
-from forage_common.v1.trajectory_pb2 import Prompt, Purpose, Sampling, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Prompt, Purpose, Sampling, TrajectoryGroup
+from forage_queue.streams.client import StreamClient
+from forage_runtime.files.template_values import build_template_values
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.data import spans
 from forage_trainer.data.dataset import Batches, refill_number
 from forage_trainer.data.places import PLACES, Place, Settled

@@ -15,8 +15,8 @@ from dataclasses import replace
 
 import torch
 
-from forage_common.settings import OverlongSettings
-from forage_common.v1.trajectory_pb2 import Trajectory
+from forage_proto.v1.trajectory_pb2 import Trajectory
+from forage_runtime.settings import OverlongSettings
 from forage_trainer.data.tensors import StepTensors
 
 

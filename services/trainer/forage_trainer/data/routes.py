@@ -8,15 +8,15 @@ from collections.abc import Iterable, Mapping
 
 import grpc
 
-from forage_common.clients.reward import RewardClient
-from forage_common.errors import UnavailableError, UserError
-from forage_common.settings import Settings
-from forage_common.stop import Stop
-from forage_common.streams.client import ENVIRONMENTS_SILENCE_S, StreamClient
-from forage_common.telemetry.health import Health
-from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.waits import Wait, waiting
+from forage_queue.streams.client import ENVIRONMENTS_SILENCE_S, StreamClient
 from forage_records.questions import Questions, check_environments, check_routes
+from forage_runtime.clients.reward import RewardClient
+from forage_runtime.errors import UnavailableError, UserError
+from forage_runtime.settings import Settings
+from forage_runtime.stop import Stop
+from forage_runtime.telemetry.health import Health
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.telemetry.waits import Wait, waiting
 from forage_trainer.waiting import RedisRetry
 
 _LOG_INTERVAL_S = 10.0

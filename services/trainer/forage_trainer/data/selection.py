@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from forage_common.settings import AdvantageEstimator, AlgorithmSettings, TrainerSettings
-from forage_common.v1.trajectory_pb2 import Status, Trajectory, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Status, Trajectory, TrajectoryGroup
+from forage_runtime.settings import AdvantageEstimator, AlgorithmSettings, TrainerSettings
 from forage_trainer.algorithms.estimators.groups import find_participants
 from forage_trainer.algorithms.token_rewards import to_structured_reward
 from forage_trainer.columns.arrived import count_tokens

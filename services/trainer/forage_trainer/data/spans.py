@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from forage_common.telemetry import tracing
-from forage_common.telemetry.tracing import SpanKind
-from forage_common.text.enums import name_value
-from forage_common.v1.trajectory_pb2 import Prompt, Purpose, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Prompt, Purpose, TrajectoryGroup
+from forage_runtime.telemetry import tracing
+from forage_runtime.telemetry.tracing import SpanKind
+from forage_runtime.text.enums import name_value
 
 
 @contextmanager

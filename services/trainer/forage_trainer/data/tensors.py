@@ -18,7 +18,7 @@ import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
-from forage_common.settings import AlgorithmSettings
+from forage_runtime.settings import AlgorithmSettings
 from forage_trainer.algorithms.token_rewards import compute_token_rewards, to_structured_reward
 from forage_trainer.columns.arrays import AnyColumns
 from forage_trainer.columns.arrived import count_tokens, read_columns, read_mask

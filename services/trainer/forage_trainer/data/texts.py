@@ -9,10 +9,10 @@ from typing import cast
 
 from tokenizers import Tokenizer
 
-from forage_common.errors import DataError
-from forage_common.streams.texts import restore_texts
-from forage_common.telemetry.logs import get_logger
-from forage_common.v1.trajectory_pb2 import Trajectory
+from forage_proto.v1.trajectory_pb2 import Trajectory
+from forage_runtime.errors import DataError
+from forage_runtime.telemetry.logs import get_logger
+from forage_trajectory.texts import restore_texts
 
 
 class TextReader:

@@ -16,7 +16,7 @@ from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
-from forage_common.settings import ActorSettings, CorrectionSettings, LossMode, PolicyLossSettings
+from forage_runtime.settings import ActorSettings, CorrectionSettings, LossMode, PolicyLossSettings
 from forage_trainer.algorithms.off_policy import importance_weights
 from forage_trainer.data.tensors import pad_jagged
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForTokenClassification
 from verl.workers.config import CriticConfig
 from verl.workers.utils.losses import value_loss
 
-from forage_common.settings import CriticSettings, Settings, TrainingEngineSettings
+from forage_runtime.settings import CriticSettings, Settings, TrainingEngineSettings
 from forage_trainer.data.rows import split_mini_batches
 from forage_trainer.data.tensors import Rows
 from forage_trainer.engine.engine_config import build_engine_config, build_model_config, build_optimizer_config

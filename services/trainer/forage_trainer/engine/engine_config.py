@@ -13,9 +13,9 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 
-from forage_common.errors import UserError
-from forage_common.settings import LoraSettings, OptimSettings, TrainingEngineSettings
-from forage_common.telemetry.logs import get_logger
+from forage_runtime.errors import UserError
+from forage_runtime.settings import LoraSettings, OptimSettings, TrainingEngineSettings
+from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.engine.attention import PACKED, VARLEN
 
 _GPU_ONLY = ("param_offload", "optimizer_offload", "offload_policy")

@@ -23,7 +23,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from verl.utils.device import get_device_name
 
-from forage_common.errors import DataError
+from forage_runtime.errors import DataError
 from forage_trainer.files import write_json
 from forage_trainer.weights.adapter import describe_adapter
 from forage_trainer.weights.checkpoint_tensors import get_base, list_conversions

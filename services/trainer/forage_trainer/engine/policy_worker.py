@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
 
-from forage_common.errors import DataError, UserError
-from forage_common.files.served_lora import get_served_lora_rank
-from forage_common.settings import AdvantageEstimator, Settings
-from forage_common.telemetry.logs import get_logger
+from forage_runtime.errors import DataError, UserError
+from forage_runtime.files.served_lora import get_served_lora_rank
+from forage_runtime.settings import AdvantageEstimator, Settings
+from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.columns.arrays import ColumnFolder
 from forage_trainer.data.rows import split_mini_batches
 from forage_trainer.data.tensors import Rows, StepTensors

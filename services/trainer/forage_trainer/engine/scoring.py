@@ -18,8 +18,8 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
-from forage_common.errors import UserError
-from forage_common.telemetry.logs import get_logger
+from forage_runtime.errors import UserError
+from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.data.tensors import split_rows
 from forage_trainer.engine.attention import register_varlen
 from forage_trainer.engine.engine_state import reshard

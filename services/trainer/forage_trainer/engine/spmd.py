@@ -28,7 +28,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from forage_common.telemetry.waits import waiting
+from forage_runtime.telemetry.waits import waiting
 from forage_trainer.columns.arrays import ColumnFile, ColumnFolder, Columns, StoredColumns
 from forage_trainer.data.tensors import Rows
 from forage_trainer.waiting import CollectiveTimeoutError

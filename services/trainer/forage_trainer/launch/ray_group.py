@@ -16,9 +16,9 @@ from verl.plugin.platform import get_platform
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.single_controller.ray.base import sort_placement_group_by_node_ip
 
-from forage_common.errors import UserError
-from forage_common.settings import Settings
-from forage_common.telemetry.waits import waiting
+from forage_runtime.errors import UserError
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry.waits import waiting
 from forage_trainer.launch.ray_rank import Rank
 
 _NODE_ID = "ray.io/node-id"

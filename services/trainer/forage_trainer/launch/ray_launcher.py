@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from forage_common.addresses import split_address
-from forage_common.devices import resolve_device
-from forage_common.errors import UserError
-from forage_common.files.socket_folder import find_socket_folder
-from forage_common.ray_environment import FOLDER_PREFIX, LONGEST_SOCKET, extend_start_limit, ray_environment
-from forage_common.settings import Settings, TrainerSettings
-from forage_common.stop import Stop, Stopped
-from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.waits import waiting
+from forage_runtime.addresses import split_address
+from forage_runtime.devices import resolve_device
+from forage_runtime.errors import UserError
+from forage_runtime.files.socket_folder import find_socket_folder
+from forage_runtime.ray_environment import FOLDER_PREFIX, LONGEST_SOCKET, extend_start_limit, ray_environment
+from forage_runtime.settings import Settings, TrainerSettings
+from forage_runtime.stop import Stop, Stopped
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.telemetry.waits import waiting
 from forage_trainer.device import check_gpus
 from forage_trainer.run import EXIT_FAILED, EXIT_STOPPED
 from forage_trainer.waiting import CollectiveTimeoutError

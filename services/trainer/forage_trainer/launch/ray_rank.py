@@ -20,13 +20,13 @@ import structlog
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, Execute, register
 
-from forage_common.errors import UserError
-from forage_common.files.model_folder import check_model_folder
-from forage_common.settings import Settings
-from forage_common.stop import Stop
-from forage_common.telemetry import tracing
-from forage_common.telemetry.logs import configure_logs
-from forage_common.telemetry.stacks import write_stacks_on_signal
+from forage_runtime.errors import UserError
+from forage_runtime.files.model_folder import check_model_folder
+from forage_runtime.settings import Settings
+from forage_runtime.stop import Stop
+from forage_runtime.telemetry import tracing
+from forage_runtime.telemetry.logs import configure_logs
+from forage_runtime.telemetry.stacks import write_stacks_on_signal
 from forage_trainer.run import run_follower, run_leader
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])

@@ -10,15 +10,15 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from forage_common.command import run_command
-from forage_common.errors import DataError
-from forage_common.files.model_folder import list_weight_files
-from forage_common.files.template_values import keep_template_date
-from forage_common.settings import Settings, load_settings
-from forage_common.telemetry.logs import configure_logs
-from forage_common.text.chat_template import ChatTemplate, TemplateError
-from forage_common.text.console import TextConsole
-from forage_common.text.terminal import printable
+from forage_runtime.command import run_command
+from forage_runtime.errors import DataError
+from forage_runtime.files.model_folder import list_weight_files
+from forage_runtime.files.template_values import keep_template_date
+from forage_runtime.settings import Settings, load_settings
+from forage_runtime.telemetry.logs import configure_logs
+from forage_runtime.text.chat_template import ChatTemplate, TemplateError
+from forage_runtime.text.console import TextConsole
+from forage_runtime.text.terminal import printable
 from forage_trainer.chats.chat_tokenizer import load_tokenizer
 from forage_trainer.chats.template_facts import Fact, Level, TemplateProbe
 from forage_trainer.weights.completeness import find_incomplete

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from forage_common.errors import UserError
-from forage_common.settings import settings_from_arguments
-from forage_common.text.chat_template import ChatTemplate
+from forage_runtime.errors import UserError
+from forage_runtime.settings import settings_from_arguments
+from forage_runtime.text.chat_template import ChatTemplate
 from forage_trainer.chats.chat_tokenizer import load_tokenizer
 from forage_trainer.chats.template_facts import list_matters
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from forage_common.text.chat_template import count_common
-from forage_common.text.observation import RESERVED_TAGS, escape_tags
-from forage_common.text.tags import CLOSE, OPEN, Tag
+from forage_runtime.text.chat_template import count_common
+from forage_runtime.text.observation import RESERVED_TAGS, escape_tags
+from forage_runtime.text.tags import CLOSE, OPEN, Tag
 from forage_trainer.chats.template_facts import Fact, Level
 from forage_trainer.columns.arrays import Columns
 from forage_trainer.data.tensors import Rows

@@ -11,7 +11,7 @@ from typing import Any
 
 from prometheus_client import Counter
 
-from forage_common.settings import GuardAction, GuardSettings
+from forage_runtime.settings import GuardAction, GuardSettings
 
 _ORDER = ("rollback", "stop", "warn")
 TRIPS = Counter("forage_trainer_guard_trips_total", "Steps that tripped a guard", ["guard", "action"])

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from forage_common.settings import Settings
-from forage_common.telemetry.logs import get_logger
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_proto.v1.trajectory_pb2 import Policy
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.data.digests import digest_weights
 from forage_trainer.reporting.metrics import export_metrics
 from forage_trainer.reporting.progress import MetricsFile

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from prometheus_client import Counter, Gauge
 
-from forage_common.v1.trajectory_pb2 import Status, Trajectory, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Status, Trajectory, TrajectoryGroup
 from forage_trainer.algorithms.token_rewards import compute_turn_sum
 from forage_trainer.columns.arrived import count_tokens
 from forage_trainer.data.selection import is_valid

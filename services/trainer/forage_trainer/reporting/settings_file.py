@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from forage_common.errors import DiskFullError
-from forage_common.settings import Settings
-from forage_common.telemetry.logs import get_logger
+from forage_runtime.errors import DiskFullError
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.files import write_text
 
 _HEAD = "# The settings that the trainer was started with, without credentials.\n"

@@ -14,10 +14,10 @@ from typing import Any
 
 from prometheus_client import Counter
 
-from forage_common.errors import UserError
-from forage_common.settings import Settings
-from forage_common.telemetry.logs import get_logger
-from forage_common.text.redaction import redact_settings, redact_text
+from forage_runtime.errors import UserError
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.text.redaction import redact_settings, redact_text
 from forage_trainer.reporting.metrics import VERL_NAMES
 
 FAILED = Counter("forage_trainer_tracking_failures_total", "Steps whose metrics a tracker did not accept", ["backend"])

@@ -12,9 +12,9 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from forage_common.files import durable
-from forage_common.telemetry.logs import get_logger
-from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
+from forage_runtime.files import durable
+from forage_runtime.telemetry.logs import get_logger
 
 
 class StoredAnswers:

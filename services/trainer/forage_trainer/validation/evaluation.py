@@ -10,15 +10,15 @@ from typing import Any
 
 from prometheus_client import Gauge
 
-from forage_common.files.template_values import build_template_values
-from forage_common.settings import Settings
-from forage_common.streams.client import VALIDATION, StreamClient
-from forage_common.telemetry.health import Health
-from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.waits import Wait, waiting
-from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose, Sampling, Trajectory, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Policy, Prompt, Purpose, Sampling, Trajectory, TrajectoryGroup
+from forage_queue.streams.client import VALIDATION, StreamClient
 from forage_records.questions import Question
 from forage_records.run_folder import WATCH
+from forage_runtime.files.template_values import build_template_values
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry.health import Health
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.telemetry.waits import Wait, waiting
 from forage_trainer.data import spans
 from forage_trainer.data.arrivals import Arrivals, Entries, Receiver
 from forage_trainer.data.batcher import LOG_INTERVAL_S, BatchTimeoutError

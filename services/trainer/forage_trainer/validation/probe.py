@@ -13,15 +13,15 @@ from typing import Any
 
 from prometheus_client import Gauge
 
-from forage_common.settings import Settings
-from forage_common.telemetry.logs import get_logger
-from forage_common.v1.probe_pb2 import Probed
-from forage_common.v1.trajectory_pb2 import Policy, Trajectory
 from forage_probe import metrics as probe_metrics
 from forage_probe.metrics import summarise_probes
 from forage_probe.prober import ProbePlan
+from forage_proto.v1.probe_pb2 import Probed
+from forage_proto.v1.trajectory_pb2 import Policy, Trajectory
 from forage_records import sampling
 from forage_records.questions import Question
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.files import write_json
 from forage_trainer.reporting.progress import Phase, StateFile
 from forage_trainer.validation.prober import Purpose, TrainingProber

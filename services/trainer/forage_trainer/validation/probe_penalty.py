@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from forage_common.settings import Settings
-from forage_common.v1.trajectory_pb2 import Policy, Status, Trajectory
 from forage_probe import metrics as probe_metrics
 from forage_probe.prober import ProbePlan
+from forage_proto.v1.trajectory_pb2 import Policy, Status, Trajectory
+from forage_runtime.settings import Settings
 from forage_trainer.columns.arrived import restore_trajectory
 from forage_trainer.data.texts import TextReader
 from forage_trainer.validation.prober import Purpose, TrainingProber

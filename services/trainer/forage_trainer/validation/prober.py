@@ -10,20 +10,20 @@ from typing import Any
 
 from prometheus_client import Counter
 
-from forage_common.clients.calls import RefusedError
-from forage_common.clients.concurrency import map_concurrently
-from forage_common.clients.rollout import RolloutClient
-from forage_common.errors import SettingsError
-from forage_common.files.served_lora import get_served_lora_rank
-from forage_common.security.tokens import authorization_metadata
-from forage_common.settings import Settings
-from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.waits import waiting
-from forage_common.v1.probe_pb2 import Probed
-from forage_common.v1.trajectory_pb2 import Policy, Status, Trajectory
 from forage_probe.metrics import is_finished
 from forage_probe.prober import ProbePlan, Prober
 from forage_probe.work import IN_FLIGHT, Item, list_probe_items
+from forage_proto.v1.probe_pb2 import Probed
+from forage_proto.v1.trajectory_pb2 import Policy, Status, Trajectory
+from forage_runtime.clients.calls import RefusedError
+from forage_runtime.clients.concurrency import map_concurrently
+from forage_runtime.clients.rollout import RolloutClient
+from forage_runtime.errors import SettingsError
+from forage_runtime.files.served_lora import get_served_lora_rank
+from forage_runtime.security.tokens import authorization_metadata
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry.logs import get_logger
+from forage_runtime.telemetry.waits import waiting
 
 ATTEMPTS = 3
 """Attempts at each probe; every request is also repeated within the deadlines of its service."""

@@ -7,11 +7,11 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
-from forage_common.text.enums import name_value
-from forage_common.v1.trajectory_pb2 import ActionKind, Status, Trajectory
+from forage_proto.v1.trajectory_pb2 import ActionKind, Status, Trajectory
 from forage_records.questions import Question
 from forage_records.spans import name_author
 from forage_records.trajectory_file import explain_failure, read_exact_match
+from forage_runtime.text.enums import name_value
 from forage_trainer.reporting.metrics import exact_match, format_rate
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from forage_common.settings import Settings
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_proto.v1.trajectory_pb2 import Policy
 from forage_records.events import EventKind, EventLog
 from forage_records.questions import Question
+from forage_runtime.settings import Settings
 from forage_trainer.checkpoints.manifest import Stateful
 from forage_trainer.validation.evaluation import Validation, name_watch
 

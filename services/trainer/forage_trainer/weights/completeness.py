@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forage_common.errors import DataError
-from forage_common.files.model_folder import read_model_shapes
+from forage_runtime.errors import DataError
+from forage_runtime.files.model_folder import read_model_shapes
 
 _NAMED = 5
 

@@ -7,10 +7,10 @@ from urllib.parse import urlsplit
 
 from prometheus_client import Counter, Gauge
 
-from forage_common.addresses import EVERY_HOST, join_address, split_address
-from forage_common.errors import SettingsError, UserError
-from forage_common.settings import Settings
-from forage_policies.direct_sender import DirectSender
+from forage_runtime.addresses import EVERY_HOST, join_address, split_address
+from forage_runtime.errors import SettingsError, UserError
+from forage_runtime.settings import Settings
+from forage_weights.direct_sender import DirectSender
 
 SENT = Counter("forage_trainer_direct_bytes_total", "Bytes of policies that the trainer sent to engines itself")
 TRANSFERS = Counter(

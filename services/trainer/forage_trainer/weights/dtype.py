@@ -9,8 +9,8 @@ from typing import Protocol
 
 import torch
 
-from forage_common.files.served_lora import get_served_lora_rank
-from forage_common.settings import Settings
+from forage_runtime.files.served_lora import get_served_lora_rank
+from forage_runtime.settings import Settings
 from forage_trainer.weights.model_files import Adapter
 
 _DTYPES = {

@@ -16,8 +16,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from forage_common.errors import DataError
-from forage_common.settings import PublishSettings
+from forage_runtime.errors import DataError
+from forage_runtime.settings import PublishSettings
 from forage_trainer.files import stage_folder
 from forage_trainer.weights.checkpoint_tensors import build_checkpoint
 from forage_trainer.weights.model_files import WeightsFile, write_model_folder

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from forage_common.files.model_folder import WEIGHTS
-from forage_policies.digests import compute_digest
-from forage_policies.folders import DESCRIPTION, SIGNED
+from forage_runtime.files.model_folder import WEIGHTS
 from forage_trainer.weights.safetensors_file import digest_safetensors, write_safetensors
+from forage_weights.digests import compute_digest
+from forage_weights.folders import DESCRIPTION, SIGNED
 
 INDEX = f"{WEIGHTS}.index.json"
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -30,7 +30,7 @@ _COPIED = {".json", ".txt", ".jinja", ".model"}
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """A file of weights. digest: as of `forage_policies.digests`."""
+    """A file of weights. digest: as of `forage_weights.digests`."""
 
     name: str
     digest: str

@@ -6,13 +6,15 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from forage_common.errors import UserError
-from forage_common.files.remote import open_file_system
-from forage_common.telemetry.logs import get_logger
-from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
-from forage_policies.digests import verify_digest
-from forage_policies.folders import name_folder, name_whole
-from forage_policies.storage import (
+from forage_proto.v1.trajectory_pb2 import Policy, PolicyFile
+from forage_runtime.errors import UserError
+from forage_runtime.files.remote import open_file_system
+from forage_runtime.telemetry.logs import get_logger
+from forage_trainer.files import remove_folder, remove_leftovers
+from forage_trainer.waiting import StorageRetry
+from forage_weights.digests import verify_digest
+from forage_weights.folders import name_folder, name_whole
+from forage_weights.storage import (
     StorageError,
     StorageRefusedError,
     delete_folder,
@@ -22,8 +24,6 @@ from forage_policies.storage import (
     probe_folder,
     put_files,
 )
-from forage_trainer.files import remove_folder, remove_leftovers
-from forage_trainer.waiting import StorageRetry
 
 _NAME = re.compile(r"v(\d+)-e(\d+)", re.ASCII)
 

@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from forage_common.security.signatures import RunSignatures
-from forage_common.settings import Settings
-from forage_common.streams.client import StreamClient
-from forage_common.telemetry.health import Health
-from forage_common.telemetry.logs import get_logger
-from forage_common.v1.trajectory_pb2 import Policy, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Policy, TrajectoryGroup
+from forage_queue.streams.client import StreamClient
+from forage_runtime.security.signatures import RunSignatures
+from forage_runtime.settings import Settings
+from forage_runtime.telemetry.health import Health
+from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.waiting import RedisRetry
 from forage_trainer.weights.policy_store import PolicyStore
 from forage_trainer.weights.publisher import Publisher

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from blake3 import blake3
 
-from forage_policies.digests import PREFIX
+from forage_weights.digests import PREFIX
 
 _NAMES = {
     torch.float32: "F32",

@@ -13,13 +13,13 @@ import time
 import redis
 from trainer_parts import make_group
 
-from forage_common.settings import RedisSettings, Settings, load_settings
-from forage_common.stop import Stop
-from forage_common.streams.client import StreamClient
-from forage_common.telemetry.health import Health
-from forage_common.telemetry.logs import configure_logs
-from forage_common.v1.trajectory_pb2 import GroundTruth
+from forage_proto.v1.trajectory_pb2 import GroundTruth
+from forage_queue.streams.client import StreamClient
 from forage_records.questions import Question
+from forage_runtime.settings import RedisSettings, Settings, load_settings
+from forage_runtime.stop import Stop
+from forage_runtime.telemetry.health import Health
+from forage_runtime.telemetry.logs import configure_logs
 from forage_trainer.checkpoints.pending import PendingSteps
 from forage_trainer.data.batcher import Batcher
 from forage_trainer.data.dataset import Batches

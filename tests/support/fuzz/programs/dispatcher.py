@@ -12,14 +12,14 @@ from pathlib import Path
 import redis.asyncio
 from rollout_backend import AgentBackend, LineEngine
 
-from forage_common.settings import load_settings
-from forage_common.streams.client import StreamClient
-from forage_common.streams.packing import pack_group
-from forage_common.telemetry.logs import configure_logs
-from forage_common.v1.packed_pb2 import PackedGroup
-from forage_common.v1.trajectory_pb2 import Policy, Prompt, Replica
+from forage_proto.v1.packed_pb2 import PackedGroup
+from forage_proto.v1.trajectory_pb2 import Policy, Prompt, Replica
+from forage_queue.streams.client import StreamClient
 from forage_rollout.dispatcher import Dispatcher
 from forage_rollout.loop.tokens import FileTokenizer
+from forage_runtime.settings import load_settings
+from forage_runtime.telemetry.logs import configure_logs
+from forage_trajectory.packing import pack_group
 from fuzz.programs.forgetful import Forgetful
 
 _SERVED = Policy(version=1, epoch=1)

@@ -18,8 +18,8 @@ import traceback
 from base64 import b64encode
 from pathlib import Path
 
-from forage_common.errors import ForageError
-from forage_common.telemetry.logs import configure_logs
+from forage_runtime.errors import ForageError
+from forage_runtime.telemetry.logs import configure_logs
 
 
 def main(module: str, *options: str) -> None:

@@ -15,14 +15,14 @@ from pathlib import Path
 import uvicorn
 from rollout_backend import AgentBackend, LineEngine
 
-from forage_common.addresses import listen
-from forage_common.settings import load_settings
-from forage_common.telemetry.health import Health, serve_health
-from forage_common.telemetry.logs import configure_logs
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.grpc_api import RolloutApi, make_server
 from forage_rollout.serve.http_api import make_app
+from forage_runtime.addresses import listen
+from forage_runtime.settings import load_settings
+from forage_runtime.telemetry.health import Health, serve_health
+from forage_runtime.telemetry.logs import configure_logs
 from fuzz.programs.forgetful import Forgetful
 
 

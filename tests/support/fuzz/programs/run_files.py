@@ -13,12 +13,12 @@ import yaml
 from console_client import ConsoleClient
 from console_runs import Demo, write_demo
 
-from forage_common.files.parquet_rows import json_lines
-from forage_common.settings import load_settings
 from forage_records.events import parse_events, read_events
 from forage_records.questions import read_questions
 from forage_records.step_file import read_group_fates, read_step
 from forage_records.trajectory_file import read_header, read_ids, read_trajectories
+from forage_runtime.files.parquet_rows import json_lines
+from forage_runtime.settings import load_settings
 
 REFUSALS: dict[str, tuple[type[Exception], ...]] = {}
 _RUN = "made"

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from forage_common.errors import DataError
-from forage_common.settings import RetrieverSettings
 from forage_retriever.corpus.read import read_passages
 from forage_retriever.index.load import load_index
+from forage_runtime.errors import DataError
+from forage_runtime.settings import RetrieverSettings
 
 REFUSALS: dict[str, tuple[type[Exception], ...]] = {}
 _SETTINGS = {"mode": "bm25", "filter_fields": ["lang"]}

@@ -11,13 +11,9 @@ from google.protobuf.message import DecodeError
 from policy_files import Publications
 from trainer_parts import make_group
 
-from forage_common.settings import TrainerSettings
-from forage_common.v1.trajectory_pb2 import Policy, TrajectoryGroup
-from forage_policies.announcement import list_parts, verify_files
-from forage_policies.cache import PolicyCache
-from forage_policies.delta import patch_files, read_delta, read_positions
-from forage_policies.tensors import open_tensors, read_headers
+from forage_proto.v1.trajectory_pb2 import Policy, TrajectoryGroup
 from forage_records.step_file import StepRow, read_step, write_step
+from forage_runtime.settings import TrainerSettings
 from forage_trainer.checkpoints.manifest import read_checkpoint
 from forage_trainer.data import spans
 from forage_trainer.data.batcher import oldest_version
@@ -27,6 +23,10 @@ from forage_trainer.data.selection import has_outage, leave_out_unusable, select
 from forage_trainer.data.tensors import build_step_tensors
 from forage_trainer.files import compute_digests
 from forage_trainer.reporting.metrics import compute_trajectory_metrics
+from forage_weights.announcement import list_parts, verify_files
+from forage_weights.cache import PolicyCache
+from forage_weights.delta import patch_files, read_delta, read_positions
+from forage_weights.tensors import open_tensors, read_headers
 
 REFUSALS: dict[str, tuple[type[Exception], ...]] = {
     "announcement": (DecodeError,),

@@ -83,7 +83,7 @@ describe("every class of a swatch has a colour", () => {
 
 // Text in --ink on each colour, in both themes: at least 4.5:1 (WCAG AA).
 describe("coloured text can be read", () => {
-  const theme = readFileSync(`${import.meta.dirname}/../../../../cli/forage_cli/reports/theme.css`, "utf8");
+  const theme = readFileSync(`${import.meta.dirname}/../../../../../cli/forage_cli/reports/theme.css`, "utf8");
   const [light = "", dark = ""] = theme.split("@media (prefers-color-scheme: dark)");
   const colour = (part: string, name: string) => {
     const found = new RegExp(`--${name}: *#([0-9a-f]{6})`).exec(part)?.[1];

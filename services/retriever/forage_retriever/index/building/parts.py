@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from forage_common.settings import RetrievalMode
 from forage_retriever.artifacts import compute_digest
 from forage_retriever.corpus.store import Corpus
 from forage_retriever.encoders.encoder import Encoder
@@ -17,6 +16,7 @@ from forage_retriever.index.manifest import EncoderEntry, ShardEntry
 from forage_retriever.index.progress import Report
 from forage_retriever.index.recipe import Recipe
 from forage_retriever.index.workspace import Workspace
+from forage_runtime.settings import RetrievalMode
 
 if TYPE_CHECKING:
     from forage_retriever.search.corpus_statistics import CorpusStatistics

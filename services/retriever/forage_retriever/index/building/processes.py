@@ -14,9 +14,9 @@ from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from forage_common.errors import DataError, ForageError, UserError
-from forage_common.telemetry.logs import configure_logs
 from forage_retriever.index.progress import Report
+from forage_runtime.errors import DataError, ForageError, UserError
+from forage_runtime.telemetry.logs import configure_logs
 
 _SEND_S = 0.2
 _STOP_S = 30.0

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forage_common.errors import UserError
-from forage_common.settings import RetrieverSettings
-from forage_common.telemetry.logs import get_logger
 from forage_retriever.corpus.store import Corpus
+from forage_runtime.errors import UserError
+from forage_runtime.settings import RetrieverSettings
+from forage_runtime.telemetry.logs import get_logger
 
 SAMPLE = 64
 LEAST_SHARE = 0.5

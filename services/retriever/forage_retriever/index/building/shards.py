@@ -8,9 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forage_common.devices import count_cpus
-from forage_common.errors import UserError
-from forage_common.settings import RetrieverSettings
 from forage_retriever.artifacts import compute_digest
 from forage_retriever.corpus.store import Corpus, CorpusWriter
 from forage_retriever.index import space
@@ -20,6 +17,9 @@ from forage_retriever.index.progress import Report, number_stages
 from forage_retriever.index.recipe import CORPUS_RECIPE, Recipe, load_encoder
 from forage_retriever.index.workspace import Workspace, hold_workspace
 from forage_retriever.search import memory
+from forage_runtime.devices import count_cpus
+from forage_runtime.errors import UserError
+from forage_runtime.settings import RetrieverSettings
 
 if TYPE_CHECKING:
     from forage_retriever.search.corpus_statistics import CorpusStatistics

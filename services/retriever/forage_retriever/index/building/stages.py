@@ -9,9 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forage_common.errors import DataError
-from forage_common.files.corpus import list_files
-from forage_common.settings import RetrievalMode
 from forage_retriever.artifacts import compute_digest
 from forage_retriever.corpus import read
 from forage_retriever.corpus.store import Corpus, CorpusWriter, DuplicateIdError
@@ -20,6 +17,9 @@ from forage_retriever.index.building import self_check
 from forage_retriever.index.progress import Report
 from forage_retriever.index.recipe import CORPUS_RECIPE, Recipe
 from forage_retriever.index.workspace import Workspace
+from forage_runtime.errors import DataError
+from forage_runtime.files.corpus import list_files
+from forage_runtime.settings import RetrievalMode
 
 if TYPE_CHECKING:
     from forage_retriever.search.corpus_statistics import CorpusStatistics

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from verl.trainer.ppo.core_algos import register_adv_est
 
-from forage_common.errors import ForageError
-from forage_common.settings import AdvantageEstimator, AlgorithmSettings
+from forage_runtime.errors import ForageError
+from forage_runtime.settings import AdvantageEstimator, AlgorithmSettings
 from forage_trainer.algorithms.estimators.gae import gae
 from forage_trainer.algorithms.estimators.grpo import grpo_outcome
 from forage_trainer.algorithms.estimators.grpo_multiturn import grpo_multiturn

@@ -1,0 +1,142 @@
+"""`forage data`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forage_runtime.text.console import TextConsole
+
+app = typer.Typer(help="Make data sets.", no_args_is_help=True)
+Seed = Annotated[int, typer.Option(help="Seed of splits, samples and phrasings.", min=0)]
+
+
+@app.command()
+def world(out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("data/world"), seed: Seed = 0) -> None:
+    """Make the built-in task: a corpus of world facts, with one- and two-hop questions split by entity."""
+    from forage_cli.datasets.world.write import build_world
+
+    console = TextConsole()
+    with console.status("making the world facts …"):
+        summary = build_world(out, seed)
+    console.print(summary, highlight=False)
+
+
+@app.command(name="knowledge-graph")
+def knowledge_graph(
+    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("data/knowledge_graph"), seed: Seed = 0
+) -> None:
+    """Make the world facts as a knowledge graph: triples, and questions whose prompt explains the query tool."""
+    from forage_cli.datasets.world.knowledge_graph import build_knowledge_graph
+
+    console = TextConsole()
+    with console.status("making the knowledge graph …"):
+        summary = build_knowledge_graph(out, seed)
+    console.print(summary, highlight=False)
+
+
+@app.command()
+def countdown(
+    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("data/countdown"),
+    train: Annotated[int, typer.Option(help="Number of training problems.")] = 20_000,
+    test: Annotated[int, typer.Option(help="Number of test problems.")] = 500,
+    numbers: Annotated[str, typer.Option(help="Numbers per problem, 3 to 6, joined by commas.")] = "3,4",
+    max_target: Annotated[int, typer.Option(help="Largest target.")] = 99,
+    max_number: Annotated[int, typer.Option(help="Largest given number.")] = 99,
+    seed: Annotated[int, typer.Option(help="Seed of numbers, operators and order.", min=0)] = 0,
+) -> None:
+    """Make countdown problems: write an equation of the given numbers that equals the target. All have a solution.
+
+    Example:
+
+      forage data countdown --train 20000 --numbers 3,4
+    """
+    from forage_cli.datasets.countdown import build_countdown
+    from forage_runtime.errors import UserError
+
+    try:
+        sizes = [int(size) for size in numbers.split(",")]
+    except ValueError:
+        raise UserError(f"--numbers is {numbers!r}: give sizes joined by commas, for instance 3,4") from None
+    console = TextConsole()
+    with console.status("making the problems …"):
+        summary = build_countdown(out, {"train": train, "test": test}, sizes, max_target, seed, max_number)
+    console.print(summary, highlight=False)
+
+
+def public(
+    context: typer.Context,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to.", show_default="data/NAME")] = None,
+    file: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="SPLIT=FILE: use this JSONL or Parquet file instead of a download; repeat.", show_default=False
+        ),
+    ] = None,
+    cache: Annotated[Path, typer.Option(help="Folder that keeps downloads.")] = Path(".cache/questions"),
+) -> None:
+    """Convert a public question set from FlashRAG's layout to Search-R1's, from the Hugging Face Hub or from files.
+
+    Examples:
+
+      forage data nq
+
+      forage data hotpotqa --file train=train.jsonl --file dev=dev.jsonl
+    """
+    from forage_cli.datasets.public_questions import convert_collection, fetch_collection
+
+    source = str(context.info_name)
+    console = TextConsole()
+    with console.status(f"making {source} …"):
+        files = dict(map(_parse_split_file, file)) if file else fetch_collection(source, cache)
+        summary = convert_collection(source, files, out or Path("data") / source)
+    console.print(summary, highlight=False)
+
+
+@app.command(short_help="Fetch Search-R1's Wikipedia of 2018 and its FAISS file.")
+def wiki18(
+    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("data/wiki-18"),
+    index: Annotated[str, typer.Option(help="Also the FAISS file over it: e5-flat.", show_default=False)] = "",
+    sha256: Annotated[
+        list[str] | None,
+        typer.Option(help="FILE=DIGEST that a file of the Hub must have; repeat.", show_default=False),
+    ] = None,
+    source: Annotated[str, typer.Option(help="Folder or URL that has the Hub's files.", show_default="the Hub")] = "",
+) -> None:
+    """Fetch Search-R1's corpus, Wikipedia of December 2018 in 21 million passages, from the Hugging Face Hub.
+
+    Writes corpus.jsonl; with --index the FAISS file, too. If it is interrupted, the same command goes on.
+
+    Example:
+
+      forage data wiki18 --index e5-flat
+    """
+    from forage_cli.commands.forwarded import run_in_service
+
+    digests = [word for digest in sha256 or () for word in ("--sha256", digest)]
+    chosen = {"--out": str(out), "--index": index, "--source": source}
+    arguments = ["wiki18", *(word for option, value in chosen.items() if value for word in (option, value)), *digests]
+    run_in_service("retriever", "forage_retriever.command", arguments)
+
+
+def _parse_split_file(text: str) -> tuple[str, Path]:
+    from forage_runtime.errors import UserError
+
+    split, equals, path = text.partition("=")
+    if not (split and equals and path):
+        raise UserError(f"--file is {text!r}: give SPLIT=FILE, for instance train=train.jsonl")
+    return split, Path(path)
+
+
+for _source, _title in {
+    "nq": "Natural Questions",
+    "hotpotqa": "HotpotQA",
+    "triviaqa": "TriviaQA",
+    "popqa": "PopQA",
+    "2wikimultihopqa": "2WikiMultihopQA",
+    "musique": "MuSiQue",
+    "bamboogle": "Bamboogle",
+}.items():
+    app.command(_source, short_help=f"Convert {_title} to the Search-R1 layout.")(public)

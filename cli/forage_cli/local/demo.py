@@ -1,0 +1,154 @@
+"""`forage demo`: a training run on world facts with a live view and a report, started new or resumed."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+from forage_cli.local import preflight
+from forage_cli.local.console import add_console, find_url
+from forage_cli.local.gpus import build_stack
+from forage_cli.local.hardening import harden
+from forage_cli.local.live import LiveView, format_step
+from forage_cli.local.processes import interrupt_on_signals
+from forage_cli.local.stack import TRAINING, Program, Stack, end_earlier_stack, point_latest, repository, shift_ports
+from forage_cli.local.watch import Watch
+from forage_cli.reports import run_report as report
+from forage_cli.runs.ledger import count_groups
+from forage_cli.terminal import trajectories as show
+from forage_queue.streams.client import StreamClient
+from forage_records.run_folder import RunFolder
+from forage_runtime.errors import UserError
+from forage_runtime.settings import Settings, load_settings
+
+POLL_INTERVAL_S = 0.5
+_TICKS_PER_PROBE = 6
+CONFIG = Path("configs/demo.yaml")
+
+
+def load_demo_settings(seed: int, config: Path | None, overrides: Sequence[str], base_port: int | None) -> Settings:
+    """Load the settings of a new demo; the run id contains its start time."""
+    fresh = [f"run.id=demo-{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}", f"run.seed={seed}"]
+    return load_settings(config or repository() / CONFIG, [*fresh, *shift_ports(base_port), *overrides])
+
+
+def load_resumed_settings(overrides: Sequence[str]) -> Settings:
+    """Load the settings of the latest run, with overrides."""
+    runs = load_settings(None, overrides).run.dir
+    file = runs / "latest" / "settings.yaml"
+    if not file.is_file():
+        raise UserError(f"there is no run to resume in {runs}: start one with 'forage demo'")
+    return load_settings(file, overrides)
+
+
+def run_demo(settings: Settings, console: Console, with_console: bool = True) -> report.Summary:
+    """Train to the end and write the report. Ctrl-C stops every process; the run can be resumed."""
+    prepare_world(settings, console)
+    end_earlier_stack(settings)
+    preflight.check_all(settings, TRAINING)
+    settings = harden(settings)
+    programs = add_console(settings, TRAINING, console) if with_console else TRAINING
+    stack = build_stack(settings, programs, console)
+    settings = stack.settings
+    folder = RunFolder(stack.folder)
+    minutes_file = folder.path / "minutes"  # of the parts before an interruption
+    started = time.time() - (float(minutes_file.read_text(encoding="utf-8")) * 60 if minutes_file.is_file() else 0.0)
+    with interrupt_on_signals():
+        try:
+            stack.start()
+            point_latest(settings)
+            _watch_training(stack, folder, started, console)
+            counts = count_groups(StreamClient(settings.redis, settings.run.id))
+        except UserError:
+            stack.stop()
+            discard_empty_run(folder)
+            raise
+        except KeyboardInterrupt:
+            minutes_file.write_text(f"{(time.time() - started) / 60:.3f}\n", encoding="utf-8")
+            console.print("stopping …  (continue with [bold]forage demo --resume[/])", markup=True)
+            raise
+        finally:
+            stack.stop()
+    minutes = (time.time() - started) / 60
+    summary = report.summarise(folder, settings, counts, stack.supervisor.restarts, minutes)
+    page = report.write_report(folder, summary)
+    print_summary(folder, summary, page, console)
+    return summary
+
+
+def discard_empty_run(folder: RunFolder) -> None:
+    """Remove the folder of a run that a user's error ended before its first metrics."""
+    if folder.read_steps() or folder.read_validation("before"):
+        return
+    latest = folder.path.parent / "latest"
+    if latest.is_symlink() and latest.resolve() == folder.path.resolve():
+        latest.unlink()
+    shutil.rmtree(folder.path, ignore_errors=True)
+
+
+def prepare_world(settings: Settings, console: Console) -> None:
+    """Make the world facts, if the settings use data/world and a file of it is missing."""
+    folder = repository() / "data" / "world"
+    wanted = [settings.data.corpus, *settings.data.train_paths, *settings.data.val_files]
+    if any(file.absolute().parent == folder and not file.exists() for file in wanted):
+        from forage_cli.datasets.world.write import build_world
+
+        with console.status("making the world facts …"):
+            build_world(folder, 0)
+
+
+def _watch_training(stack: Stack, folder: RunFolder, started: float, console: Console) -> None:
+    total = stack.settings.trainer.total_training_steps
+    view = LiveView(folder, total, started, stack.programs, find_url(stack.settings))
+    supervisor = stack.supervisor
+    printed_steps, detail, tick = len(folder.read_steps()), "", 0
+    live = Live(view, console=console, refresh_per_second=2, transient=False) if console.is_terminal else nullcontext()
+    with Watch(stack) as watch, live:
+        while not supervisor.is_done(Program.TRAINER):
+            watch.tick(lambda sentence: console.print(sentence, highlight=False, soft_wrap=True))
+            if tick % _TICKS_PER_PROBE == 0:
+                view.waiting = stack.list_waiting()
+                view.restarts = supervisor.restarts
+            tick += 1
+            if not console.is_terminal:
+                progress = folder.read_progress()
+                if progress.detail != detail:
+                    detail = progress.detail
+                    console.print(f"{progress.phase}: {detail}", highlight=False)
+                steps = folder.read_steps()
+                for row in steps[printed_steps:]:
+                    console.print(format_step(row, total), highlight=False, soft_wrap=True)
+                printed_steps = max(printed_steps, len(steps))
+            time.sleep(POLL_INTERVAL_S)  # wait: pause between two looks
+
+
+def print_summary(folder: RunFolder, summary: report.Summary, page: Path, console: Console) -> None:
+    """Print what a finished run ends with: examples, the change of the exact match, counts, files."""
+    seed = int(summary["seed"] or 0)
+    for label in ("before", "after"):
+        console.rule(f"{label} training")
+        for row in report.select_examples(folder, label, seed):
+            console.print(show.render_panel(row))
+    console.print(report.describe_examples(folder, seed), style="dim", highlight=False)
+    console.rule("the run")
+    before, after = (_format_em(summary[name]) for name in ("em_before", "em_after"))
+    console.print(f"greedy test EM  {before} → [bold]{after}[/]   ", highlight=False, markup=True)
+    console.print(
+        f"{summary['steps']} steps in {summary['minutes']} min · groups issued {summary['groups_issued']}, trained on "
+        f"{summary['groups_trained']}, lost {summary['groups_lost']}, twice {summary['groups_duplicated']} · "
+        f"restarts {summary['restarts']}",
+        highlight=False,
+    )
+    console.print(f"report  {page}\ncurve   {folder.path / 'curve.png'}\nsummary {folder.path / 'summary.json'}")
+    console.print("look at it again in a browser: [bold]forage console[/]", highlight=False, markup=True)
+
+
+def _format_em(em: object) -> str:
+    """Exact match with three digits; a dash without the validation (trainer.val_before_train=false)."""
+    return f"{em:.3f}" if isinstance(em, int | float) else "–"

@@ -1,0 +1,146 @@
+"""Serving a policy without a trainer: publish a model folder, wait for services or start them, build a prompt."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from rich.console import Console
+from rich.status import Status
+
+from forage_cli.local.gpus import build_stack
+from forage_cli.local.hardening import harden
+from forage_cli.local.processes import interrupt_on_signals
+from forage_cli.local.stack import SERVING, Program, Stack, end_earlier_stack, list_waiting
+from forage_proto.v1.trajectory_pb2 import Policy, PolicyFile
+from forage_queue.streams.client import StreamClient
+from forage_runtime.addresses import split_address
+from forage_runtime.clients.health import list_health_urls
+from forage_runtime.errors import UnavailableError
+from forage_runtime.files.model_folder import check_model_folder, list_weight_files
+from forage_runtime.security.audit import record_act
+from forage_runtime.security.signatures import RunSignatures
+from forage_runtime.settings import Settings
+
+_READY_S = 300.0
+
+
+def publish(settings: Settings, folder: Path) -> Policy:
+    """Publish a model folder as the policy to serve, under a new epoch.
+
+    Raises:
+        SettingsError: it must be signed, and there is no key for that.
+        DataError: it is no model folder.
+    """
+    from forage_weights.admission import sign_announcement
+
+    check_model_folder(folder)
+    signatures = RunSignatures(settings.security, settings.run.id)
+    signatures.require_signer("this command")
+    client = StreamClient(settings.redis, settings.run.id)
+    client.create_groups()
+    policy = Policy(
+        version=0,
+        uri=str(folder.absolute()),
+        epoch=client.acquire_epoch(),
+        published_unix_ms=int(time.time() * 1000),
+        files=[_describe_file(folder / name) for name in list_weight_files(folder)],
+    )
+    sign_announcement(policy, signatures)
+    client.publish(policy)
+    act = {"run": settings.run.id, "version": 0, "epoch": policy.epoch, "uri": policy.uri}
+    record_act("publish_policy", f"user {getpass.getuser()}", settings.security.audit_file, **act)
+    return policy
+
+
+def _describe_file(file: Path) -> PolicyFile:
+    from forage_weights.digests import compute_digest
+
+    return PolicyFile(name=file.name, digest=compute_digest(file), bytes=file.stat().st_size)
+
+
+def wait_until_ready(stack: Stack, spinner: Status) -> None:
+    """Supervise until every service is ready; the spinner shows what they wait for.
+
+    Raises:
+        UnavailableError: not ready within five minutes.
+    """
+    _wait(stack.list_waiting, spinner, stack.supervisor.tick, f"; see {stack.folder / 'logs'}")
+
+
+def is_running(settings: Settings, program: Program) -> bool:
+    """Whether the service listens at the settings' address, ready or not."""
+    try:
+        socket.create_connection(split_address(urlsplit(list_health_urls(settings)[program]).netloc)).close()
+    except OSError:
+        return False
+    return True
+
+
+def _wait(
+    probe: Callable[[], Mapping[Program, str]], spinner: Status, tick: Callable[[], None] = lambda: None, hint: str = ""
+) -> None:
+    deadline = time.monotonic() + _READY_S
+    while waiting := "; ".join(f"{name} ({detail})" for name, detail in probe().items()):
+        if time.monotonic() > deadline:
+            raise UnavailableError(f"not ready after {_READY_S:.0f} s: {waiting}{hint}")
+        spinner.update(f"waiting for {waiting}")
+        tick()
+        time.sleep(0.5)  # wait: has a time limit, shown to the user
+
+
+@contextmanager
+def ensure_services(
+    settings: Settings, console: Console, programs: Sequence[Program] = SERVING, model: Path | None = None
+) -> Iterator[Settings]:
+    """Use running services, else start them and stop them when the block ends; yields their settings.
+
+    Args:
+        programs: services that the block needs; they count as running if the last one does.
+        model: policy to serve if services are started; None = model.path.
+
+    Raises:
+        UserError: a check before the start failed, or the policy of a run is not signed as it must be.
+        UnavailableError: not ready within five minutes.
+    """
+    last = programs[-1]
+    if is_running(settings, last):
+        with console.status(f"waiting for the {last} service …") as spinner:
+            _wait(lambda: list_waiting(settings, [last]), spinner)
+        yield settings
+        return
+    from forage_cli.local import demo as local
+    from forage_cli.local import preflight
+    from forage_weights.folders import open_whole
+    from forage_weights.signed_folder import verify_published
+
+    published = model or settings.model.path
+    policy = open_whole(published)
+    verify_published(published, policy, settings.security)
+    served = f" with the policy {policy} (about a minute)" if Program.ROLLOUT in programs else ""
+    console.print(f"no services are running: starting them{served}", highlight=False)
+    if Program.RETRIEVER in programs:
+        local.prepare_world(settings, console)
+    settings = settings.model_copy(update={"model": settings.model.model_copy(update={"path": policy})})
+    if Program.ROLLOUT in programs:
+        end_earlier_stack(settings)
+        preflight.check_all(settings, programs)
+    settings = harden(settings)
+    stack = build_stack(settings, programs, console)
+    settings = stack.settings
+    with interrupt_on_signals():
+        try:
+            stack.start()
+            if Program.ROLLOUT in programs and not settings.rollout.engine.endpoint:
+                stack.wait_for_redis()
+                publish(settings, policy)
+            with console.status("starting …") as spinner:
+                wait_until_ready(stack, spinner)
+            yield settings
+        finally:
+            stack.stop()

@@ -1,0 +1,96 @@
+"""Settings of the reward service: routes, user rewards, workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, model_validator
+
+from forage_runtime.settings.base import Address, Params, Section
+from forage_runtime.settings.security import UserCode
+
+
+class RewardComponent(Section):
+    """One of the rewards that are added up."""
+
+    name: str = Field(min_length=1, description="Name of a registered reward")
+    label: str = Field(
+        "",
+        pattern=r"^([A-Za-z0-9][A-Za-z0-9_-]*)?$",
+        description="Name of the component in scores and metrics; empty: the reward's name",
+    )
+    weight: float = Field(1.0, allow_inf_nan=False, description="Factor of the component in the total")
+    params: Params = Field(default_factory=dict, description="Parameters of the reward")
+
+
+class RewardRoute(Section):
+    """The reward of a data source: one registered reward, or a weighted sum of several."""
+
+    name: str = Field("", description="Name of a registered reward; exclusive with components")
+    params: Params = Field(default_factory=dict, description="Parameters of the reward")
+    components: tuple[RewardComponent, ...] | None = Field(
+        None, min_length=1, description="Rewards whose weighted scores are added up; exclusive with name"
+    )
+
+    @property
+    def title(self) -> str:
+        """The reward, or the components joined by "+"."""
+        return "+".join(part.label or part.name for part in self.components or ()) or self.name
+
+    @model_validator(mode="after")
+    def _check_form(self) -> RewardRoute:
+        if bool(self.name) == (self.components is not None):
+            raise ValueError("give either the name of one reward or components")
+        if self.components is not None and self.params:
+            raise ValueError("params belong to each of the components")
+        labels = [part.label or part.name for part in self.components or ()]
+        for label in labels:
+            if labels.count(label) > 1:
+                raise ValueError(f"two components are called {label!r}: give each a label of its own")
+        return self
+
+
+class UserReward(UserCode):
+    """A reward function of your own; it runs in separate processes with limits, without network and files."""
+
+    path: Path | None = Field(None, description="Python file with the function; exclusive with entry_point")
+    entry_point: str = Field(
+        "", description="module:function, or a name in the entry point group forage.rewards; exclusive with path"
+    )
+    function: str = Field("score", pattern=r"^[A-Za-z_]\w*$", description="Name of the function in the file")
+    timeout_s: float = Field(5.0, gt=0, description="Limit of one call, after which its process is restarted")
+    memory_mib: int = Field(
+        1024, ge=16, description="Memory that the function may use beyond that of an empty interpreter"
+    )
+    processes: int = Field(1, ge=1, description="Processes per worker, each with one call at a time")
+
+    @model_validator(mode="after")
+    def _check_source(self) -> UserReward:
+        if (self.path is None) == (not self.entry_point):
+            raise ValueError("give either path or entry_point")
+        return self
+
+
+class RewardSettings(Section):
+    """The reward service."""
+
+    grpc_address: Address = Field("127.0.0.1:18620", description="Address of the gRPC API")
+    health_address: Address = Field("127.0.0.1:18621", description="Address of health and metrics over HTTP")
+    auth_token_file: Path | None = Field(
+        None, description="File with the bearer tokens, a line each, one of which callers must send; null: no token"
+    )
+    routes: dict[str, RewardRoute] = Field(
+        default_factory=lambda: {"world_facts": RewardRoute(name="search_r1_format")},
+        description="Reward of each data source (data_source in the Parquet file)",
+    )
+    user: dict[str, UserReward] = Field(default_factory=dict, description="Reward functions of your own, by name")
+    shadow: dict[str, RewardRoute] = Field(
+        default_factory=dict, description="Second reward of a data source, which is only recorded in metrics"
+    )
+    shadow_queue: int = Field(
+        1024, ge=1, description="Most trajectories that wait for their shadow reward; further ones are dropped"
+    )
+    workers: int = Field(1, ge=1, description="Processes that serve the gRPC port")
+    max_queue: int = Field(
+        8192, ge=1, description="Most trajectories in progress per worker; further requests get RESOURCE_EXHAUSTED"
+    )
