@@ -49,13 +49,13 @@ def _git(*arguments: str) -> list[str]:
 
 def list_roots() -> list[Path]:
     """List the folders from which packages are imported."""
-    return sorted({package.parent for package in list_packages()})
+    return sorted({package.parent for package in list_packages(REPOSITORY)})
 
 
 @cache
 def build_graph() -> grimp.ImportGraph:
     """Build the graph of imports of all packages of this repository."""
-    packages = [package.name for package in list_packages()]
+    packages = [package.name for package in list_packages(REPOSITORY)]
     known = list(sys.path)
     sys.path[:0] = [str(root) for root in list_roots()]
     try:

@@ -34,7 +34,7 @@ class Budget:
         return f"{self.what:<34} {self.count:>8,}   budget {self.goal:,}{over}"
 
 
-def list_packages(repository: Path = REPOSITORY) -> list[Path]:
+def list_packages(repository: Path) -> list[Path]:
     """List the top folder of every package of a repository: of libraries, services, command and models."""
     return sorted([file for root in ROOTS for file in repository.glob(f"{root}/forage_*")])
 
@@ -56,7 +56,7 @@ def count_budgets() -> list[Budget]:
     """Count what has a budget, and the lines of tests, which have none."""
     from forage_cli.settings_reference import describe_sections
 
-    product = sum(count_lines(file) for package in list_packages() for file in list_modules(package))
+    product = sum(count_lines(file) for package in list_packages(REPOSITORY) for file in list_modules(package))
     words = sum(len(page.read_text(encoding="utf-8").split()) for page in list_pages())
     settings = sum(len(section.settings) for section in describe_sections())
     return [
@@ -73,7 +73,7 @@ def count_lines(file: Path) -> int:
 
 def find_violations() -> Iterator[str]:
     """Find every package that exceeds the limit: one message each."""
-    for package in list_packages():
+    for package in list_packages(REPOSITORY):
         files = list_modules(package)
         for folder in sorted({file.parent for file in files}):
             count = sum(file.parent == folder and file.name != "__init__.py" for file in files)

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 
+from tools import find_home
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCUMENT = REPOSITORY / "docs/reference/metrics.md"
 SERVICES = {
@@ -104,25 +106,36 @@ class MetricDescription:
 
 
 def collect_metrics(service: str) -> list[MetricDescription]:
-    """Collect the metrics of a service, which must be installed in this environment; sorted by name.
+    """Collect the metrics of a service from its package and its libraries; sorted by name.
+
+    The environment must be that of the service; of `common`, the metrics of every service, that of the command.
 
     Raises:
         ValueError: a metric lacks a help text, or its name does not start with `forage_<service>_`.
     """
-    metrics = {metric.name: metric for module in _import_modules(f"forage_{service}") for metric in _describe(module)}
-    own = [metrics[name] for name in sorted(metrics) if not name.startswith("forage_runtime_") or service == "common"]
-    for metric in own:
-        if not metric.name.startswith(f"forage_{service}_") or not metric.help:
-            raise ValueError(f"{metric.name} ({metric.help!r}): expected forage_{service}_… and a help text")
-    return own
+    packages = [REPOSITORY / library / f"forage_{Path(library).name}" for library in _list_libraries(service)]
+    if service != "common":
+        packages.append(find_home(service) / f"forage_{service}")
+    known = tuple(f"forage_{name}_" for name in SERVICES)
+    metrics = {metric.name: metric for module in _import_modules(packages) for metric in _describe(module)}
+    for metric in metrics.values():
+        if not metric.name.startswith(known) or not metric.help:
+            raise ValueError(f"{metric.name} ({metric.help!r}): expected forage_<service>_… and a help text")
+    return [metrics[name] for name in sorted(metrics) if name.startswith(f"forage_{service}_")]
 
 
-def _import_modules(package: str) -> Iterator[ModuleType]:
+def _list_libraries(service: str) -> list[str]:
+    """List the folders of the libraries that an environment has."""
+    requirements = find_home("cli" if service == "common" else service) / "requirements.in"
+    return re.findall(r"(?m)^-r (?:\.\./)+(libs/\w+)/base\.in$", requirements.read_text(encoding="utf-8"))
+
+
+def _import_modules(packages: Iterable[Path]) -> Iterator[ModuleType]:
     """Import every module that uses prometheus_client."""
-    folder = REPOSITORY / "services" / package.removeprefix("forage_") / package
-    for file in sorted(folder.rglob("*.py")):
-        if re.search(r"^from prometheus_client", file.read_text(encoding="utf-8"), re.M):
-            yield importlib.import_module(".".join(file.relative_to(folder.parent).with_suffix("").parts))
+    for package in packages:
+        for file in sorted(package.rglob("*.py")):
+            if re.search(r"^from prometheus_client", file.read_text(encoding="utf-8"), re.M):
+                yield importlib.import_module(".".join(file.relative_to(package.parent).with_suffix("").parts))
 
 
 def _describe(module: ModuleType) -> Iterator[MetricDescription]:

@@ -134,7 +134,7 @@ def build(tag: bool) -> None:
         raise ReleaseError("the console's pages could not be built (see above)")
     shutil.rmtree(DIST, ignore_errors=True)
     DIST.mkdir()
-    for package in check_structure.list_packages():
+    for package in check_structure.list_packages(REPOSITORY):
         if package.name == "forage_models":  # it makes what this repository ships
             continue
         tools.run_uv("build", "--wheel", "--out-dir", str(DIST), str(package.parent))

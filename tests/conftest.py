@@ -12,7 +12,6 @@ import hypothesis
 import pytest
 from demo import Demo
 from ports import reserve_ports
-from redis_process import DURABLE, serve
 
 from forage_runtime.settings import RedisSettings
 
@@ -49,6 +48,8 @@ def redis_binary() -> str:
 @pytest.fixture
 def own_redis(tmp_path: Path, redis_binary: str, free_address: Callable[[], str]) -> Iterator[RedisSettings]:
     """A real server of the test's own, with an append-only file, as `forage up` starts it."""
+    from redis_process import DURABLE, serve  # not every environment has the client
+
     port = free_address().rpartition(":")[2]
     with serve(redis_binary, tmp_path, port, *DURABLE):
         yield RedisSettings(url=f"redis://127.0.0.1:{port}/0")

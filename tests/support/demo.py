@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
-from forage_queue.checker.check import Report, check
+if TYPE_CHECKING:
+    from forage_queue.checker.check import Report
+
 
 T = TypeVar("T")
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -64,6 +66,8 @@ class Demo:
     @property
     def history(self) -> Report:
         """What the recorded operations of the run say (run.record_history=true)."""
+        from forage_queue.checker.check import check
+
         return check(self.run)
 
     @property

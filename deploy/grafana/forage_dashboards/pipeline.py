@@ -32,7 +32,7 @@ def build_dashboard() -> Dashboard:
         "Not ready",
         "Dependencies that services wait for; /readyz of each service names them.",
         "none",
-        f"{S.aggregate('forage_runtime_waiting', how='sum')} or vector(0)",
+        f"{S.aggregate('forage_common_waiting', how='sum')} or vector(0)",
         Step(1, YELLOW),
     )
     board.add_stat(

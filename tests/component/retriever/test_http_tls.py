@@ -77,7 +77,7 @@ async def search(address: str, tls: TlsSettings, token: Path | None = None, time
 
 def count(reason: Refusal) -> float:
     labels = {"wire": WIRE, "reason": reason}
-    return REGISTRY.get_sample_value("forage_runtime_refused_callers_total", labels) or 0.0
+    return REGISTRY.get_sample_value("forage_common_refused_callers_total", labels) or 0.0
 
 
 async def test_searches_go_through_tls(loaded: Index, issuer: Issuer) -> None:

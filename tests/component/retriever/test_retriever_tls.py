@@ -75,7 +75,7 @@ def test_who_has_certificate_and_token_searches_and_others_do_not(
     with httpx.Client(verify=make_client_context(settings.tls)) as client:
         page = client.get(f"https://{settings.retriever.http_address}/metrics").text
     for reason in ("no_token", "no_certificate"):
-        assert f'forage_runtime_refused_callers_total{{reason="{reason}",wire="retriever/http"}} 1.0' in page
+        assert f'forage_common_refused_callers_total{{reason="{reason}",wire="retriever/http"}} 1.0' in page
     process.send_signal(signal.SIGTERM)
     log = process.communicate(timeout=WAIT_S)[1]
     assert process.returncode == 0

@@ -97,12 +97,12 @@ async def test_streams_and_health_checks_of_a_shard_follow_its_token(
     async with serve(secured, loaded, free_address()) as settings:
         own, address = settings.retriever, settings.retriever.grpc_address
         labels = {"wire": "retriever/grpc", "reason": "no_token"}
-        before = REGISTRY.get_sample_value("forage_runtime_refused_callers_total", labels) or 0.0
+        before = REGISTRY.get_sample_value("forage_common_refused_callers_total", labels) or 0.0
         async with open_channel(address, settings.tls) as channel:
             await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=LONG_S)
             refused = retriever_pb2_grpc.RetrieverStub(channel).RetrieveStream()
             assert await refused.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert REGISTRY.get_sample_value("forage_runtime_refused_callers_total", labels) == before + 1
+        assert REGISTRY.get_sample_value("forage_common_refused_callers_total", labels) == before + 1
         assert own.auth_token_file is not None
         async with open_channel(address, settings.tls, tokens=TokenFile(own.auth_token_file)) as channel:
             requests = [

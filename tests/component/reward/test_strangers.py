@@ -54,7 +54,7 @@ async def describe(channel: grpc.aio.Channel) -> reward_pb2.DescribeResponse:
 
 
 def read_shed() -> float:
-    return REGISTRY.get_sample_value("forage_runtime_requests_shed_total", {"wire": "reward/grpc"}) or 0.0
+    return REGISTRY.get_sample_value("forage_common_requests_shed_total", {"wire": "reward/grpc"}) or 0.0
 
 
 async def test_watchers_are_bounded_and_take_no_room_from_callers(

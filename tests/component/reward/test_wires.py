@@ -68,7 +68,7 @@ def test_a_client_verifies_the_service_by_the_name_that_it_calls(
     serve: Callable[..., Wire], issuer: Issuer, host: str
 ) -> None:
     wire = serve(tls_of(issuer, issuer.issue("reward")))
-    with counted("forage_runtime_grpc_handshakes_total", 1, wire="reward/grpc"):
+    with counted("forage_common_grpc_handshakes_total", 1, wire="reward/grpc"):
         named = Wire(wire.address.replace("127.0.0.1", host), None)
         assert named.score(tls_of(issuer)) == 1.0
 
@@ -88,10 +88,10 @@ def test_a_certificate_that_does_not_fit_is_named_counted_and_logged(
     serve: Callable[..., Wire], tmp_path: Path, issuer: Issuer, issue: Any, reason: str, sentence: str
 ) -> None:
     wire = serve(tls_of(issuer, issue(issuer, Issuer(tmp_path / "other"))))
-    before = count("forage_runtime_handshake_failures_total", service="reward", reason=reason)
+    before = count("forage_common_handshake_failures_total", service="reward", reason=reason)
     with structlog.testing.capture_logs() as logs, pytest.raises(UnavailableError, match=sentence):
         wire.score(tls_of(issuer))
-    assert count("forage_runtime_handshake_failures_total", service="reward", reason=reason) > before
+    assert count("forage_common_handshake_failures_total", service="reward", reason=reason) > before
     (line, *_) = [log for log in logs if log["event"] == "handshake_failed"]
     assert (line["reason"], line["address"], sentence in line["detail"]) == (reason, wire.address, True)
 
@@ -135,7 +135,7 @@ def test_who_sends_no_or_another_token_is_refused_counted_and_logged_without_it(
     own = write_tokens(tmp_path / "own", *sent) if sent else None
     with (
         structlog.testing.capture_logs() as logs,
-        counted("forage_runtime_refused_callers_total", 1, wire="reward/grpc", reason=reason),
+        counted("forage_common_refused_callers_total", 1, wire="reward/grpc", reason=reason),
         pytest.raises(SettingsError, match=r"asks for a token.*: set reward\.auth_token_file") as refused,
     ):
         wire.score(token_file=own)
@@ -300,10 +300,10 @@ async def test_requests_that_do_not_arrive_fill_the_room_and_health_checks_have_
         stub = reward_pb2_grpc.RewardStub(channel)
         while not await is_refused(stub):  # they may not have arrived
             pass
-        before = count("forage_runtime_requests_shed_total", wire="reward/grpc")
+        before = count("forage_common_requests_shed_total", wire="reward/grpc")
         with pytest.raises(grpc.RpcError, match="requests of 64 MiB are in progress, the limit is 64 MiB"):
             await stub.Score(reward_pb2.ScoreRequest(items=[ITEM]), timeout=300)
-        assert count("forage_runtime_requests_shed_total", wire="reward/grpc") == before + 1
+        assert count("forage_common_requests_shed_total", wire="reward/grpc") == before + 1
         await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=300)
         scored.set()
         assert [await one.code() for one in stalled] == [grpc.StatusCode.OK] * 2

@@ -59,7 +59,7 @@ def serving(address: str, tls: TlsSettings) -> Iterator[str]:
 
 def count(reason: Refusal) -> float:
     labels = {"wire": "reward/health", "reason": reason}
-    return REGISTRY.get_sample_value("forage_runtime_refused_callers_total", labels) or 0.0
+    return REGISTRY.get_sample_value("forage_common_refused_callers_total", labels) or 0.0
 
 
 def test_services_and_clients_of_one_authority_understand_each_other(

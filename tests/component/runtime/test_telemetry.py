@@ -18,11 +18,11 @@ def test_the_metrics_agree_with_the_readiness_probe(free_address: Callable[[], s
         health.mark_started()
         probe, page = (httpx.get(f"http://{address}/{name}", timeout=WAIT_S) for name in ("readyz", "metrics"))
         assert (probe.status_code, probe.json()["waiting_for"]) == (503, {"redis": "no answer"})
-        assert 'forage_runtime_waiting{what="redis"} 1.0' in page.text
-        assert 'forage_runtime_waiting{what="start"} 0.0' in page.text
+        assert 'forage_common_waiting{what="redis"} 1.0' in page.text
+        assert 'forage_common_waiting{what="start"} 0.0' in page.text
         health.mark_ready("redis")
         assert httpx.get(f"http://{address}/readyz", timeout=WAIT_S).status_code == 200
-        assert 'forage_runtime_waiting{what="redis"} 0.0' in httpx.get(f"http://{address}/metrics", timeout=WAIT_S).text
+        assert 'forage_common_waiting{what="redis"} 0.0' in httpx.get(f"http://{address}/metrics", timeout=WAIT_S).text
     finally:
         server.shutdown()
 

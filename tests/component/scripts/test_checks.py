@@ -18,9 +18,9 @@ def write_module(root: Path, name: str, lines: int) -> None:
 def test_packages_within_the_limit_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(check_structure.MAX_MODULES):
         write_module(tmp_path, f"a/forage_a/m{number}.py", 1_000)
-        write_module(tmp_path, f"common/forage_proto/v1/generated_{number}_pb2.py", 9)
+        write_module(tmp_path, f"proto/forage_proto/v1/generated_{number}_pb2.py", 9)
     write_module(tmp_path, "a/forage_a/__init__.py", 1)
-    write_module(tmp_path, "common/forage_proto/v1/generated_pb2.py", 9_000)
+    write_module(tmp_path, "proto/forage_proto/v1/generated_pb2.py", 9_000)
     monkeypatch.setattr(check_structure, "REPOSITORY", tmp_path)
     assert list(check_structure.find_violations()) == []
 
@@ -35,7 +35,7 @@ def test_the_limit_is_enforced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_budgets_count_what_is_written_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_module(tmp_path, "a/forage_a/m.py", 7)
-    write_module(tmp_path, "common/forage_proto/v1/generated_pb2.py", 9_000)
+    write_module(tmp_path, "proto/forage_proto/v1/generated_pb2.py", 9_000)
     for name, text in {"README.md": "two words", "CONTRIBUTING.md": "one", "docs/page.md": "and three more"}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import tools
 from check_structure import REPOSITORY
 from packaging.requirements import Requirement
 
@@ -36,7 +37,7 @@ def read_lock(file: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_locks_of_gpus_are_those_of_cpus_but_for_what_is_built_for_cuda(service: str) -> None:
-    folder = REPOSITORY / "services" / service
+    folder = tools.find_home(service)
     assert (folder / "requirements.gpu.lock").exists() == (service in ON_GPUS)
     if service not in ON_GPUS:
         return
@@ -107,7 +108,9 @@ class Checkout:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.log = root / "log"
-        for pattern in ("scripts/setup.sh", "services/*/*.in", "services/*/*.lock", "services/*/pyproject.toml"):
+        homes = ("cli/", "libs/*/", "services/*/")
+        patterns = [f"{home}{kind}" for home in homes for kind in ("*.in", "*.lock", "pyproject.toml")]
+        for pattern in ("scripts/setup.sh", *patterns):
             for file in REPOSITORY.glob(pattern):
                 copy = root / file.relative_to(REPOSITORY)
                 copy.parent.mkdir(parents=True, exist_ok=True)

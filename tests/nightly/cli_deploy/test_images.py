@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import tools
 import yaml
 from deployment_tools import REPOSITORY, find_hadolint
 from helm_chart import CHART, list_containers, list_pods, render
@@ -201,7 +202,7 @@ def test_images_differ_only_in_their_base_and_their_lock() -> None:
 
 @pytest.mark.parametrize("image", GPU_SERVICES)
 def test_a_base_that_brings_torch_brings_the_version_of_the_lock(image: str) -> None:
-    lock = (REPOSITORY / "services" / image / "requirements.lock").read_text()
+    lock = (tools.find_home(image) / "requirements.lock").read_text()
     locked = dict(re.findall(r"(?m)^(torch|vllm)[\w-]*==([\d.]+)", lock))
     package = "vllm" if image == "rollout" else "torch"
     [base] = [

@@ -38,7 +38,7 @@ def list_workers(service: Service) -> list[psutil.Process]:
 
 
 def test_a_worker_killed_under_load_loses_no_answer_and_is_restarted(workers: Service) -> None:
-    assert 'forage_runtime_waiting{what="start"} 0.0' in workers.read_metrics(), "the supervisor's metrics are missing"
+    assert 'forage_common_waiting{what="start"} 0.0' in workers.read_metrics(), "the supervisor's metrics are missing"
     names = ("forage_reward_worker_restarts_total", "forage_reward_items_total")
     restarts, scored = map(workers.read_metric, names)
     stop = threading.Event()
@@ -146,7 +146,7 @@ def test_workers_that_share_a_port_share_its_certificate_and_tokens(
         assert wire.score(tls, file) == 1.0
         with pytest.raises(SettingsError, match="does not know the one sent"):
             wire.score(tls, write_tokens(tmp_path / "own", WRONG))
-    assert service.read_metric('forage_runtime_refused_callers_total{reason="wrong_token"') == 6
+    assert service.read_metric('forage_common_refused_callers_total{reason="wrong_token"') == 6
     ends = [end for worker in psutil.Process(service.process.pid).children() for end in worker.net_connections("unix")]
     sockets = {Path(end.laddr) for end in ends if end.laddr.endswith(".sock")}
     assert [socket.stat().st_mode & 0o777 for socket in sockets] == [0o600, 0o600]

@@ -89,7 +89,9 @@ def test_every_service_has_an_image_and_gpu_services_have_two() -> None:
 def packed(tmp_path: Path) -> Path:
     """A folder with a wheel and a chart that contain the committed files of packages and chart, and pages."""
     committed = subprocess.check_output(
-        ["git", "ls-files", "services/*/forage_*", "deploy/helm"], cwd=REPOSITORY, text=True
+        ["git", "ls-files", "libs/*/forage_*", "services/*/forage_*", "cli/forage_*", "deploy/helm"],
+        cwd=REPOSITORY,
+        text=True,
     )
     listed = f"{committed}{PAGES}"
     with (
@@ -98,10 +100,10 @@ def packed(tmp_path: Path) -> Path:
     ):
         wheel.writestr("forage-0.dist-info/licenses/LICENSE", "")
         for file in listed.splitlines():
-            if file.startswith("services/"):
-                wheel.writestr(file.split("/", 2)[2], "")
-            else:
+            if file.startswith("deploy/helm/"):
                 chart.add(REPOSITORY / file, file.removeprefix("deploy/helm/"))
+            else:
+                wheel.writestr(file[file.index("forage_") :], "")
     return tmp_path
 
 

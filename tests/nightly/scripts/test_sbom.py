@@ -41,7 +41,7 @@ def test_every_locked_package_is_a_component_with_its_hashes(
     document = documents[f"forage-{service}"]
     assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
     assert document["metadata"]["component"]["name"] == f"forage-{service}"
-    lock = (sbom.REPOSITORY / f"services/{service}/requirements.lock").read_text()
+    lock = (tools.find_home(service) / "requirements.lock").read_text()
     components = [one for one in document["components"] if one["purl"].startswith("pkg:pypi/")]
     assert {(one["name"], one["version"]) for one in components} == {
         (package.name, package.version) for package in read_python_lock(lock)

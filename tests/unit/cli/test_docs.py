@@ -12,6 +12,7 @@ from typing import Any, get_args
 import pytest
 import typer
 import yaml
+from check_structure import list_packages
 from pydantic import BaseModel
 
 from forage_cli.main import app
@@ -95,7 +96,7 @@ def find_imports(page: Path) -> Iterator[tuple[str, str]]:
 def _is_defined(name: str) -> bool:
     """A module, or a name that occurs in one."""
     package, *rest = name.split(".")
-    folder = next((REPOSITORY / "services").glob(f"*/{package}"), REPOSITORY / "models" / package)
+    folder = next(folder for folder in list_packages(REPOSITORY) if folder.name == package)
     while rest:
         folder = folder / rest.pop(0)
         if folder.is_dir():

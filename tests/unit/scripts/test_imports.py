@@ -12,14 +12,17 @@ import re
 import pytest
 from check_structure import REPOSITORY, list_packages
 
-PACKAGES = {package.name: package for package in list_packages()}
+PACKAGES = {package.name: package for package in list_packages(REPOSITORY)}
 _IMPORT = re.compile(rf"^\W*from ((?:{'|'.join(PACKAGES)})(?:\.\w+)*) import (\w+(?:, \w+)*)", re.M)
 FILES = sorted(
     file
     for pattern in (
         "*.md",
         "docs/**/*.md",
+        "libs/*/README.md",
         "services/*/README.md",
+        "cli/README.md",
+        "lab/**/*.py",
         "examples/**/*",
         "benchmarks/**/*.py",
         "tests/**/*.py",

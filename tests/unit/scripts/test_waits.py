@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from check_structure import list_modules, list_packages
+
 WAITS = {"sleep", "wait", "wait_for"}
 """Functions and methods that wait. Those of these names that do not are in `OTHERS`."""
 NAMES = {"waiting", "idling", "named"}
@@ -65,8 +67,9 @@ def _is_other(node: ast.Call) -> bool:
 def test_every_wait_has_a_name_or_a_reason(repository: Path) -> None:
     bare = [
         f"{file.relative_to(repository)}:{line}"
-        for file in sorted((repository / "services").glob("*/forage_*/**/*.py"))
-        if not file.name.endswith("_pb2.py") and not any(str(file).endswith(one) for one in EXEMPT)
+        for package in list_packages(repository)
+        for file in list_modules(package)
+        if not any(str(file).endswith(one) for one in EXEMPT)
         if _CALL.search(source := file.read_text())
         for line in find_bare_waits(source)
     ]

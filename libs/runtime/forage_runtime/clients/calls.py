@@ -29,8 +29,8 @@ from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.waits import Wait, waiting
 
 T = TypeVar("T")
-RETRIED = Counter("forage_runtime_call_retries_total", "Attempts that failed and were repeated", ["service"])
-GIVEN_UP = Counter("forage_runtime_calls_given_up_total", "Calls that failed for good", ["service"])
+RETRIED = Counter("forage_common_call_retries_total", "Attempts that failed and were repeated", ["service"])
+GIVEN_UP = Counter("forage_common_calls_given_up_total", "Calls that failed for good", ["service"])
 
 _GRPC_TRANSIENT = {
     grpc.StatusCode.UNAVAILABLE,

@@ -21,8 +21,8 @@ FAILURES = 5
 OPEN_S = 1.0
 """Time until a trial call: a restarted service is back within seconds."""
 
-OPENED = Counter("forage_runtime_circuits_opened_total", "Circuits opened by failures in a row", ["service"])
-OPEN = Gauge("forage_runtime_circuits_open", "Circuits that are open", ["service"])
+OPENED = Counter("forage_common_circuits_opened_total", "Circuits opened by failures in a row", ["service"])
+OPEN = Gauge("forage_common_circuits_open", "Circuits that are open", ["service"])
 
 _GRPC_UNAVAILABLE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 _HTTP_UNAVAILABLE = {502, 503, 504}

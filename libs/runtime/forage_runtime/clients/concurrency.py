@@ -13,7 +13,7 @@ from forage_runtime.telemetry.waits import Wait
 
 T = TypeVar("T")
 R = TypeVar("R")
-QUEUED = Gauge("forage_runtime_calls_queued", "Calls that wait until this process has a connection free", ["service"])
+QUEUED = Gauge("forage_common_calls_queued", "Calls that wait until this process has a connection free", ["service"])
 
 
 class Slots:

@@ -29,7 +29,7 @@ PLAIN_TEXT_REPLY = (
 """The answer to a request in plain text."""
 
 FAILURES = Counter(
-    "forage_runtime_handshake_failures_total", "Attempts to connect to a service that TLS ended", ["service", "reason"]
+    "forage_common_handshake_failures_total", "Attempts to connect to a service that TLS ended", ["service", "reason"]
 )
 LINES_PER_MINUTE = 2
 """Of the log, for a service and a reason: its callers try again and again."""

@@ -14,7 +14,7 @@ from prometheus_client import Counter
 from forage_runtime.security.grpc_tokens import OPEN_SERVICE
 
 SHED = Counter(
-    "forage_runtime_requests_shed_total", "Requests turned away because others filled the room for them", ["wire"]
+    "forage_common_requests_shed_total", "Requests turned away because others filled the room for them", ["wire"]
 )
 UNREAD = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 2**18))
 """Options of a server: it takes so many bytes of a request before it is read, not whatever the network carries."""

@@ -11,7 +11,7 @@ from prometheus_client import Counter
 
 from forage_runtime.telemetry.logs import get_logger
 
-REFUSED = Counter("forage_runtime_refused_callers_total", "Calls and connections turned away", ["wire", "reason"])
+REFUSED = Counter("forage_common_refused_callers_total", "Calls and connections turned away", ["wire", "reason"])
 LOG_PERIOD_S = 1.0
 """Between two lines of the log for a wire and a reason: who floods a service does not flood its log."""
 

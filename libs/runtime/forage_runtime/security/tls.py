@@ -17,8 +17,8 @@ from forage_runtime.settings import TlsSettings
 from forage_runtime.telemetry.log_sampling import LogSampler
 from forage_runtime.telemetry.logs import get_logger
 
-HANDSHAKES = Counter("forage_runtime_grpc_handshakes_total", "TLS handshakes that gRPC callers began", ["wire"])
-"""gRPC does not say how they ended; the caller's metrics do (forage_runtime_handshake_failures_total)."""
+HANDSHAKES = Counter("forage_common_grpc_handshakes_total", "TLS handshakes that gRPC callers began", ["wire"])
+"""gRPC does not say how they ended; the caller's metrics do (forage_common_handshake_failures_total)."""
 
 _sampler = LogSampler(per_minute=1)
 

@@ -26,7 +26,7 @@ from forage_runtime.telemetry.waits import list_waits
 _MAX_CONNECTIONS = 128
 _ANSWER_S = 30.0
 """A connection has one request; it ends after this, however slowly its client sends or reads."""
-WAITING = Gauge("forage_runtime_waiting", "1 while this keeps the service from being ready", ["what"])
+WAITING = Gauge("forage_common_waiting", "1 while this keeps the service from being ready", ["what"])
 
 
 class Health:

@@ -11,7 +11,7 @@ HEADER = "traceparent"
 """Name of the HTTP header, and of the key in gRPC metadata."""
 
 DROPPED = Counter(
-    "forage_runtime_spans_dropped_total",
+    "forage_common_spans_dropped_total",
     "Spans that did not reach the collector: it was unavailable (export), or the queue was full (queue)",
     ["reason"],
 )
