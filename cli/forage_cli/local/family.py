@@ -120,7 +120,8 @@ def fetch_stacks(processes: Iterable[RunProcess], folder: Path) -> dict[int, str
 def _catches_signal(pid: int) -> bool:
     """Whether the signal would not end the process: its file may be left from a process with the same id."""
     try:
-        match = _CAUGHT.search(Path(f"/proc/{pid}/status").read_text(encoding="utf-8"))
+        # A process may have a name that is no UTF-8.
+        match = _CAUGHT.search(Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return os.name == "posix" and not Path("/proc/self/status").exists()  # elsewhere than on Linux the file decides
     return match is not None and bool(int(match.group(1), 16) >> (signal.Signals(SIGNAL) - 1) & 1)

@@ -20,6 +20,19 @@ def is_gone(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
+def test_a_process_whose_name_is_no_utf8_ends_no_reaper() -> None:
+    naming = "import ctypes, time; ctypes.CDLL(None).prctl(15, bytes([0x78, 0xFF])); print(flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", naming], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        name = Path(f"/proc/{other.pid}/comm").read_bytes()
+        try:
+            assert name == bytes([0x78, 0xFF, 0x0A])
+            assert reaper.list_processes()[other.pid][0] == psutil.Process().pid
+        finally:
+            other.kill()
+
+
 def is_reaped(folder: Path, wait_s: float) -> bool:
     """Kill a process with a reaper and a child after some seconds; whether the reaper has ended the child."""
     script = (

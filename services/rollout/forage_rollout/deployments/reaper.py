@@ -27,11 +27,12 @@ def list_processes() -> dict[int, tuple[int, str]]:
     processes = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            fields = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            # As bytes: any process of the machine may have a name that is no UTF-8.
+            fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
         except OSError:
             continue  # ended meanwhile
-        if fields[0] != "Z":
-            processes[int(folder.name)] = (int(fields[1]), fields[19])
+        if fields[0] != b"Z":
+            processes[int(folder.name)] = (int(fields[1]), fields[19].decode())
     return processes
 
 
