@@ -50,12 +50,16 @@ def draw_rows() -> list[list[int]]:
 
 @dataclass
 class CanaryEngine:
-    """models: three folders, a, b and c; the engine was started with a. fault: the file that names the fault."""
+    """models: three folders, a, b and c; the engine was started with a. fault: the file that names the fault.
+
+    initial: the canary's difference of the policy that the engine was started with, once that is loaded.
+    """
 
     engine: VllmEngine
     models: dict[str, Path]
     fault: Path
     canaries: dict[str, Canary] = field(default_factory=dict)
+    initial: float | None = None
 
     def describe(self, name: str, canary_of: str = "", version: int | None = None) -> Policy:
         """A policy, announced with the log-probabilities of its own, or of another one."""

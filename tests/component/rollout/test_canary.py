@@ -21,27 +21,34 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)
 async def one(
     make_model: Callable[[int], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[CanaryEngine]:
+    """The engine of all tests, which serves the initial policy at first."""
     async with run_canary_engine(make_model, tmp_path_factory) as running:
+        await running.engine.load_policy(running.describe("a", version=0))
+        assert running.engine.counts.canary_failures == 0
+        running.initial = running.engine._instance.bounds.fresh
         yield running
 
 
+@pytest.fixture(autouse=True)
+def loads_in_place(one: CanaryEngine) -> None:
+    """Whatever another test has found wrong."""
+    one.load_in_place_again()
+
+
 async def test_the_initial_policy_tells_by_what_the_two_libraries_differ(one: CanaryEngine) -> None:
-    await one.engine.load_policy(one.describe("a", version=0))
-    fresh = one.engine._instance.bounds.fresh
-    assert fresh is not None
-    assert fresh < 1e-4
-    assert one.engine.counts.canary_failures == 0
+    assert one.initial is not None
+    assert one.initial < 1e-4
 
 
 async def test_a_right_load_is_served_and_a_generation_goes_on_under_it(one: CanaryEngine) -> None:
-    generating = asyncio.create_task(one.generate(tokens=200))
+    fresh_loads, generating = one.engine.counts.fresh_loads, asyncio.create_task(one.generate(tokens=200))
     await asyncio.sleep(0)
     policy = one.describe("b")
     await one.engine.load_policy(policy)
     assert one.engine.difference is not None
     assert one.engine.difference < 1e-4
     assert (await generating)[-1][0] == policy.version
-    assert one.engine.counts.fresh_loads == 0
+    assert one.engine.counts.fresh_loads == fresh_loads
 
 
 async def test_a_canary_that_cannot_be_scored_is_refused_before_anything_is_loaded(one: CanaryEngine) -> None:
@@ -91,7 +98,11 @@ async def test_a_fault_of_a_load_in_place_is_found_and_the_policy_loaded_afresh(
     assert (await one.generate())[0][:2] == (policy.version, 1)
 
 
-async def test_after_it_the_next_policy_is_loaded_afresh_and_running_generations_end_first(one: CanaryEngine) -> None:
+async def test_after_a_fault_the_next_policy_is_loaded_afresh_and_running_generations_end_first(
+    one: CanaryEngine,
+) -> None:
+    await one.engine.load_policy(one.describe("a"))
+    await one.load_wrongly("b", "left-out")
     fresh, before = one.engine.counts.fresh_loads, one.engine.serving
     assert before is not None
     generating = asyncio.create_task(one.generate(tokens=100))
@@ -105,6 +116,7 @@ async def test_a_policy_that_no_load_makes_right_is_not_served_and_the_next_one_
     with pytest.raises(CanaryError, match=r"policy version \d+ .* differ .* kind qwen2.*rollout\.weights\.canary=warn"):
         await one.engine.load_policy(one.describe("b", canary_of="c"))
     assert "compute different models" in one.engine.out_of_service
+    assert one.engine._instance.bounds.fresh is None, "what is wrong does not widen the bound of later loads"
     with pytest.raises(NotServingError, match="compute different models"):
         await one.generate()
     one.load_in_place_again()

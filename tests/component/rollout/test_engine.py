@@ -6,13 +6,11 @@ One engine serves the whole module; every test loads the policy it needs.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import hashlib
 import itertools
 import os
 import random
-import signal
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import cache
@@ -29,7 +27,7 @@ from forage_rollout.concurrency import EngineLoad, GroupLimit
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.metrics import to_counts
-from forage_rollout.weights.policy import EngineHangsError, EngineLostError, NotServingError
+from forage_rollout.weights.policy import NotServingError
 from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_runtime.settings.rollout import WeightSettings
 from forage_runtime.telemetry.stacks import FOLDER_VARIABLE, SIGNAL, find_stack_file
@@ -495,33 +493,3 @@ async def test_an_engine_that_sleeps_keeps_its_requests_and_wakes_under_another_
     assert versions in ([before.version, policy.version], [policy.version])
     assert (engine.counts.sleeps - slept, engine.counts.freed_bytes) == (1, 0)
     assert engine.counts.asleep_seconds > 0.2
-
-
-async def test_a_hanging_engine_is_detected_and_its_requests_fail(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last one: nothing is left of the engine."""
-    from vllm.v1.engine.exceptions import EngineDeadError
-
-    await parts.serve("a")
-    await parts.engine.probe()
-    running = asyncio.create_task(parts.engine.generate(ask(draw_contexts(1, 50)[0], tokens=600)))
-    await wait_until_async(lambda: parts.engine.counts.requests_running)
-    await parts.engine.probe()
-    assert not parts.engine.stands_still
-    for process in parts.engine.llm.engine_core.resources.engine_manager.processes:
-        os.kill(process.pid, signal.SIGSTOP)
-    await wait_until_async(lambda: parts.engine.stands_still)
-    monkeypatch.setattr(parts.engine, "_hang_timeout_s", 1.0)
-    with contextlib.suppress(EngineHangsError):
-        await parts.engine.probe()  # may still see what was sampled before
-    with pytest.raises(EngineHangsError, match="has sampled nothing for 1 s"):
-        await parts.engine.probe()
-    assert not running.done()
-    parts.engine.kill()
-    with pytest.raises(EngineLostError):
-        await running
-    with pytest.raises(NotServingError, match="has died"):
-        await parts.engine.generate(ask([20, 21]))
-    with pytest.raises(EngineDeadError):
-        await parts.engine.check_health()

@@ -17,8 +17,9 @@ from forage_proto.v1.trajectory_pb2 import GroundTruth
 from forage_records.questions import Question, Questions, read_questions
 from forage_runtime.errors import DataError, SettingsError
 from forage_runtime.settings import load_settings
+from forage_trainer.data import dataset
 from forage_trainer.data.dataset import QUESTIONS, Batches, refill_number, report_questions
-from forage_trainer.label_names import OTHER
+from forage_trainer.label_names import OTHER, LabelNames
 
 
 class Characters:
@@ -123,6 +124,14 @@ def test_no_question_that_fits_is_an_error(tmp_path: Path) -> None:
         read_questions([write_questions(tmp_path / "a.parquet", 3)]).filter_by_length(Characters(), 2)
 
 
+@pytest.fixture
+def no_names_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a new process: other tests have used up the names of sources."""
+    monkeypatch.setattr(dataset, "SOURCES", LabelNames())
+    QUESTIONS.clear()
+
+
+@pytest.mark.usefixtures("no_names_yet")
 def test_filtered_questions_are_counted_by_source_and_reported(tmp_path: Path) -> None:
     sources = (("nq", 11), ("nq", 5), ("hotpotqa", 12), ("nq", 13))
     rows = [

@@ -154,7 +154,7 @@ class CanaryCheck:
 
         Args:
             llm, lora_request: as of `measure_difference`.
-            is_fresh: as of `CanaryBounds.find`; `bounds` keeps what is measured then.
+            is_fresh: as of `CanaryBounds.find`; `bounds` keeps what is measured then, if it is within.
 
         Raises:
             CanaryError: it gives others.
@@ -167,9 +167,9 @@ class CanaryCheck:
             difference = await measure_difference(llm, policy.canary, lora_request)
         self.difference, self.seconds = difference, self.seconds + time.perf_counter() - began
         bound = bounds.find(policy.canary, is_fresh)
-        if is_fresh:
-            bounds.fresh = difference
         if difference <= bound:
+            if is_fresh:
+                bounds.fresh = difference
             return
         self.failures += 1
         how = "although vLLM was started with it" if is_fresh else "as it was put in place"
