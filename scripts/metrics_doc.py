@@ -113,11 +113,12 @@ def collect_metrics(service: str) -> list[MetricDescription]:
     Raises:
         ValueError: a metric lacks a help text, or its name does not start with `forage_<service>_`.
     """
-    packages = [REPOSITORY / library / f"forage_{Path(library).name}" for library in _list_libraries(service)]
+    libraries = [REPOSITORY / library / f"forage_{Path(library).name}" for library in _list_libraries(service)]
+    modules = [module for library in libraries for module in _import_modules(library, is_library=True)]
     if service != "common":
-        packages.append(find_home(service) / f"forage_{service}")
+        modules += _import_modules(find_home(service) / f"forage_{service}")
     known = tuple(f"forage_{name}_" for name in SERVICES)
-    metrics = {metric.name: metric for module in _import_modules(packages) for metric in _describe(module)}
+    metrics = {metric.name: metric for module in modules for metric in _describe(module)}
     for metric in metrics.values():
         if not metric.name.startswith(known) or not metric.help:
             raise ValueError(f"{metric.name} ({metric.help!r}): expected forage_<service>_… and a help text")
@@ -130,12 +131,19 @@ def _list_libraries(service: str) -> list[str]:
     return re.findall(r"(?m)^-r (?:\.\./)+(libs/\w+)/base\.in$", requirements.read_text(encoding="utf-8"))
 
 
-def _import_modules(packages: Iterable[Path]) -> Iterator[ModuleType]:
-    """Import every module that uses prometheus_client."""
-    for package in packages:
-        for file in sorted(package.rglob("*.py")):
-            if re.search(r"^from prometheus_client", file.read_text(encoding="utf-8"), re.M):
+def _import_modules(package: Path, is_library: bool = False) -> Iterator[ModuleType]:
+    """Import every module that uses prometheus_client.
+
+    Args:
+        is_library: modules for other services are passed over: this environment lacks packages that they import.
+    """
+    for file in sorted(package.rglob("*.py")):
+        if re.search(r"^from prometheus_client", file.read_text(encoding="utf-8"), re.M):
+            try:
                 yield importlib.import_module(".".join(file.relative_to(package.parent).with_suffix("").parts))
+            except ModuleNotFoundError:
+                if not is_library:
+                    raise
 
 
 def _describe(module: ModuleType) -> Iterator[MetricDescription]:

@@ -23,13 +23,13 @@ import forage_trainer.engine.verl_cpu  # noqa: F401  (makes a CPU verl's platfor
 from forage_proto.v1.packed_pb2 import PackedGroup
 from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
 from forage_queue.streams.client import Entry
+from forage_queue.trainer.batcher import Batch
+from forage_queue.trainer.decoder import GroupDecoder
+from forage_queue.trainer.kept_groups import KeptGroups
+from forage_runtime.retries import DiskRetry
 from forage_runtime.settings import AlgorithmSettings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
-from forage_trainer.checkpoints.kept_groups import KeptGroups
-from forage_trainer.columns.arrived import decode_group
-from forage_trainer.columns.decoder import GroupDecoder
-from forage_trainer.data.batcher import Batch
 from forage_trainer.data.digests import digest_tokens
 from forage_trainer.data.rows import build_share
 from forage_trainer.data.selection import select_trajectories
@@ -37,7 +37,7 @@ from forage_trainer.data.tensors import Rows, build_step_tensors
 from forage_trainer.engine.spmd import Processes, collective, follow
 from forage_trainer.engine.verl_worker import collect, hand_out
 from forage_trainer.reporting.metrics import compute_trajectory_metrics
-from forage_trainer.waiting import DiskRetry
+from forage_trajectory.arrived import decode_group
 
 VALUES = ("advantages", "reference", "old")
 _CLAIMED = 64

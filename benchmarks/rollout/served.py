@@ -20,10 +20,10 @@ from typing import Any
 import redis
 
 from forage_proto.v1.trajectory_pb2 import Policy, Replica
+from forage_queue.rollout.served import ServedPolicies
 from forage_queue.streams.client import StreamClient
-from forage_rollout.deployments.follower import Follower
-from forage_rollout.served import ServedPolicies
 from forage_runtime.settings import RedisSettings
+from forage_weights.rollout.follower import Follower
 
 _LOOK_S = 0.1
 _ROUNDS = 20

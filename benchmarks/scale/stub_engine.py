@@ -13,16 +13,16 @@ from workload import ANSWER_AT, MAX_RESPONSE, draw_length, draw_text
 
 from forage_proto.v1.trajectory_pb2 import Policy, TemplateValues
 from forage_queue.streams.client import StreamClient
-from forage_rollout.background import supervise
 from forage_rollout.deployments.engine import EngineDeployment
 from forage_rollout.deployments.engine_links import open_door
-from forage_rollout.deployments.follower import Follower
 from forage_rollout.deployments.replica import REDIS_TIMEOUT_S, CheckPace, build_process_name, start_process
 from forage_rollout.engine.engine_counts import EngineCounts, Meter
 from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
 from forage_rollout.loop.tokens import FileTokenizer
+from forage_runtime.background import supervise
 from forage_runtime.settings import Settings
 from forage_runtime.text.chat_template import Chat
+from forage_weights.rollout.follower import Follower
 
 TOKEN_VARIABLE = "FORAGE_SCALE_TOKEN_S"
 """Variable with the seconds from one token of a sequence to its next."""

@@ -19,12 +19,12 @@ from safetensors.torch import load_file
 from forage_queue.streams.client import StreamClient
 from forage_runtime.files import durable
 from forage_runtime.files.model_folder import WEIGHTS
+from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import Settings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
-from forage_trainer.waiting import RedisRetry
-from forage_trainer.weights.policy_store import PolicyStore
-from forage_trainer.weights.publisher import KEEP_NEWEST, Publisher
+from forage_weights.trainer.policy_store import PolicyStore
+from forage_weights.trainer.publisher import KEEP_NEWEST, Publisher
 
 _SHAPE, _TENSORS = (2000, 2048), 32
 

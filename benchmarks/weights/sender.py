@@ -18,17 +18,17 @@ import torch
 
 from forage_proto.v1.trajectory_pb2 import Policy
 from forage_queue.streams.client import StreamClient
+from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import PublishSettings, Settings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
 from forage_trainer.algorithms.estimators.grpo import grpo_outcome
 from forage_trainer.engine.policy_worker import PolicyWorker
-from forage_trainer.waiting import RedisRetry
-from forage_trainer.weights.direct_sender import open_sender
-from forage_trainer.weights.policy_store import PolicyStore
-from forage_trainer.weights.publisher import Publisher, measure_published
 from forage_weights.cache import PolicyCache
 from forage_weights.tensors import open_tensors
+from forage_weights.trainer.direct_sender import open_sender
+from forage_weights.trainer.policy_store import PolicyStore
+from forage_weights.trainer.publisher import Publisher, measure_published
 
 GROUPS, SAMPLES = 1, 2
 """Few: Adam takes steps of the learning rate however many there are."""

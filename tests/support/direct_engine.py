@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from forage_proto.v1.trajectory_pb2 import DirectSender, Policy, PolicyFile
-from forage_rollout.weights.direct_receiver import DirectReceiver
 from forage_runtime.errors import ForageError
 from forage_runtime.telemetry.logs import configure_logs
 from forage_weights.cache import PolicyCache
+from forage_weights.rollout.direct_receiver import DirectReceiver
 
 
 def main() -> None:

@@ -15,10 +15,10 @@ from waiting import WAIT_S, wait_until_async
 
 from forage_proto.v1.packed_pb2 import PackedGroup
 from forage_proto.v1.trajectory_pb2 import Policy, Prompt, Replica, Trajectory, TrajectoryGroup
+from forage_queue.rollout import dispatcher, served
+from forage_queue.rollout.concurrency import AskCounts
+from forage_queue.rollout.dispatcher import Dispatcher
 from forage_queue.streams.client import StreamClient
-from forage_rollout import dispatcher, served
-from forage_rollout.concurrency import AskCounts
-from forage_rollout.dispatcher import Dispatcher
 from forage_runtime.settings import DataSettings, RedisSettings, RolloutSettings, Settings
 from forage_trajectory.packing import pack_group
 

@@ -10,13 +10,13 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+from forage_queue.trainer.feeder import Feeder
+from forage_queue.trainer.pending import PendingSteps
 from forage_runtime import service
 from forage_trainer import __main__ as trainer
 from forage_trainer.checkpoints.checkpoint import Checkpoints
-from forage_trainer.checkpoints.pending import PendingSteps
-from forage_trainer.data.feeder import Feeder
 from forage_trainer.engine.policy_worker import PolicyWorker
-from forage_trainer.weights import publisher
+from forage_weights.trainer import publisher
 
 
 def die() -> None:

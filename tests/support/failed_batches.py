@@ -18,8 +18,8 @@ from trainer_parts import VOCABULARY, build_trajectory, write_model
 
 from forage_proto.v1.trajectory_pb2 import Component, Policy, Score, Status, Trajectory, TrajectoryGroup, Turn
 from forage_queue.streams.client import Entry
+from forage_queue.trainer.batcher import Batch
 from forage_runtime.settings import Settings, load_settings
-from forage_trainer.data.batcher import Batch
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.step import PolicyStep, Stopwatch
 

@@ -21,8 +21,8 @@ from typing import Any
 from forage_proto.v1.trajectory_pb2 import Canary
 from forage_rollout.core.arguments import build_arguments, build_environment
 from forage_rollout.core.start_errors import describe_failure
-from forage_rollout.weights.canary import CanaryBounds
 from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
+from forage_weights.rollout.canary import CanaryBounds
 
 ENGINE = EngineSettings(max_model_len=128, max_num_seqs=4)
 _LIMIT_S = 120.0

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from forage_rollout.engine.worker_extension import WorkerExtension
-from forage_rollout.weights import staging
+from forage_weights.rollout import staging
 
 _CHOSEN = {  # the head is tied to the embedding
     "left-out": "model.layers.0.mlp.down_proj.weight",

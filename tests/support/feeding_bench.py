@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 from trainer_parts import make_group
@@ -11,15 +12,16 @@ from waiting import WAIT_S
 
 from forage_proto.v1.trajectory_pb2 import GroundTruth, Prompt, Status, TrajectoryGroup
 from forage_queue.streams.client import GROUP, StreamClient
+from forage_queue.trainer.batcher import Batch, Batcher
+from forage_queue.trainer.dataset import Batches
+from forage_queue.trainer.decoder import GroupDecoder
+from forage_queue.trainer.feeder import Feeder
 from forage_records.questions import Question
+from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import RedisSettings, Settings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
-from forage_trainer.columns.decoder import GroupDecoder
-from forage_trainer.data.batcher import Batch, Batcher
-from forage_trainer.data.dataset import Batches
-from forage_trainer.data.feeder import Feeder
-from forage_trainer.waiting import RedisRetry
+from forage_trainer.data.selection import has_equal_rewards
 
 SIZE = 3
 PATIENCE_S = 0.05
@@ -75,7 +77,7 @@ class Bench:
 
 @pytest.fixture
 def bench(redis_server: RedisSettings, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bench]:
-    monkeypatch.setattr("forage_trainer.data.batcher._BLOCK_S", 0.02)
+    monkeypatch.setattr("forage_queue.trainer.batcher._BLOCK_S", 0.02)
 
     def make(*overrides: str) -> Bench:
         settings = load_settings(
@@ -93,7 +95,8 @@ def bench(redis_server: RedisSettings, monkeypatch: pytest.MonkeyPatch) -> Calla
         streams = StreamClient(settings.redis, "bench", WAIT_S, unpack=GroupDecoder(retry.disk))
         streams.create_groups()
         rows = tuple(Question("q", "train", i, (), GroundTruth(targets=[str(i)]), str(i)) for i in range(20))
-        feeder = Feeder(settings, streams, Batches(rows, SIZE, 0), retry)
+        equal = partial(has_equal_rewards, estimator=settings.trainer.algorithm.adv_estimator)
+        feeder = Feeder(settings, streams, Batches(rows, SIZE, 0), retry, equal)
         batcher = Batcher(streams, SIZE, settings.trainer, feeder, retry, health)
         return Bench(settings, streams, stop, health, feeder, batcher)
 

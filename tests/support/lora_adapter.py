@@ -12,8 +12,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from forage_proto.v1.trajectory_pb2 import Policy, PolicyFile
-from forage_rollout.weights.adapter import CONFIG, WEIGHTS
 from forage_runtime.files.model_folder import read_model_shapes
+from forage_weights.rollout.adapter import CONFIG, WEIGHTS
 
 MODULES = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
 MAX_RANK = 8

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from forage_trainer.weights.checkpoint_tensors import build_checkpoint
-from forage_trainer.weights.model_files import write_model_folder
+from forage_weights.trainer.model_files import write_model_folder
 
 
 def read_saved(folder: Path) -> dict[str, torch.Tensor]:

@@ -16,13 +16,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from forage_queue.streams.client import StreamClient
+from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import PublishSettings, RedisSettings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
 from forage_runtime.telemetry.logs import configure_logs
-from forage_trainer.waiting import RedisRetry
-from forage_trainer.weights.policy_store import PolicyStore
-from forage_trainer.weights.publisher import Publisher
+from forage_weights.trainer.policy_store import PolicyStore
+from forage_weights.trainer.publisher import Publisher
 
 Weights = dict[str, torch.Tensor]
 DENSE, SPARSE = 0.05, 0.5

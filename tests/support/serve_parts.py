@@ -22,11 +22,11 @@ from forage_rollout.engine.engine_counts import EngineCounts
 from forage_rollout.engine.leases import Leases
 from forage_rollout.links.pool import EnginePool
 from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
-from forage_rollout.weights.policy import NotServingError
 from forage_runtime.settings import ReplicaSettings, Settings
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.text.chat_template import Chat
 from forage_weights.announcement import PolicyError
+from forage_weights.rollout.policy import NotServingError
 
 
 class Inside(NamedTuple):

@@ -30,6 +30,7 @@ from pathlib import Path
 from forage_proto.v1.trajectory_pb2 import Policy, PolicyFile
 from forage_runtime.errors import DiskFullError, ForageError
 from forage_runtime.files.durable import PARTIAL_PREFIX, detect_full_disk
+from forage_runtime.files.remote import StorageError
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.waits import waiting
 from forage_weights.announcement import (
@@ -43,7 +44,7 @@ from forage_weights.announcement import (
 )
 from forage_weights.delta import DeltaError, patch_files, read_delta
 from forage_weights.parallel import map_parallel
-from forage_weights.storage import StorageError, find_local_folder, get_file
+from forage_weights.storage import find_local_folder, get_file
 from forage_weights.tensors import SUFFIX
 
 log = get_logger()

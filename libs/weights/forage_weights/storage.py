@@ -15,22 +15,13 @@ from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
 
-from forage_runtime.errors import ForageError
 from forage_runtime.files.durable import detect_full_disk
-from forage_runtime.files.remote import UnknownAddressError, open_address
-from forage_runtime.text.redaction import redact_text
+from forage_runtime.files.remote import StorageError, UnknownAddressError, open_address
 from forage_weights.parallel import map_parallel
 
 _RANGE = 32 * 2**20
 _CONNECTIONS = 8
 _PROBE = ".probe"
-
-
-class StorageError(ForageError):
-    """An address cannot be read or written. The sentence does not hold the address's credentials."""
-
-    def __init__(self, sentence: str) -> None:
-        super().__init__(redact_text(sentence))
 
 
 class StorageRefusedError(StorageError):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from forage_proto.v1.trajectory_pb2 import Prompt, Sampling
+from forage_queue.rollout.dispatcher import MAX_SAMPLES
 from forage_rollout.environments.loading import BUILT_IN, EXPECTED
 from forage_runtime.files.template_values import read_template_values
 
-MAX_SAMPLES = 1024
 MAX_TOP_K = 2**31 - 1
 """The largest number that a prompt holds; no vocabulary is larger."""
 

@@ -10,8 +10,14 @@ from typing import Any
 
 from forage_proto.v1.trajectory_pb2 import Policy
 from forage_queue.streams.client import StreamClient
+from forage_queue.trainer import spans
+from forage_queue.trainer.batcher import Batch, Batcher
+from forage_queue.trainer.dataset import make_batches
+from forage_queue.trainer.feeder import Feeder
+from forage_queue.trainer.shifts import Shifts
 from forage_records.events import EventKind, EventLog
 from forage_records.questions import Questions
+from forage_runtime.retries import RedisRetry
 from forage_runtime.security.signatures import RunSignatures
 from forage_runtime.settings import AdvantageEstimator, Settings
 from forage_runtime.stop import Stop
@@ -20,25 +26,19 @@ from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.checkpoints.rollbacks import Rollbacks, make_stop_error
 from forage_trainer.checkpoints.start import Start
 from forage_trainer.checkpoints.writer import CheckpointWriter
-from forage_trainer.data import spans
-from forage_trainer.data.batcher import Batch, Batcher
-from forage_trainer.data.dataset import make_batches
 from forage_trainer.data.digests import digest_tokens
-from forage_trainer.data.feeder import Feeder
 from forage_trainer.data.routes import EnvironmentCheck
-from forage_trainer.data.selection import SELECTED_NONE
+from forage_trainer.data.selection import SELECTED_NONE, has_equal_rewards
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.reporting.guards import Guards
 from forage_trainer.reporting.journal import Journal, describe_policy
 from forage_trainer.reporting.metrics import compute_trajectory_metrics
 from forage_trainer.reporting.progress import Phase, StateFile
 from forage_trainer.reporting.trajectories import StepFiles, StepRecord
-from forage_trainer.shifts import Shifts
 from forage_trainer.step import PolicyStep, Stopwatch
 from forage_trainer.validation.evaluation import Validation
 from forage_trainer.validation.probe import ValidationProbe
 from forage_trainer.validation.schedule import Validations
-from forage_trainer.waiting import RedisRetry
 from forage_trainer.weights.publication import Publication
 
 
@@ -86,7 +86,8 @@ class TrainingLoop:
         self._guards = Guards(trainer.guards)
         batches = make_batches(train.rows, settings)
         check = self._check_environments = EnvironmentCheck(settings, streams, (train, validation), retry, stop)
-        self._feeder = Feeder(settings, streams, batches, retry)
+        equal = partial(has_equal_rewards, estimator=trainer.algorithm.adv_estimator)
+        self._feeder = Feeder(settings, streams, batches, retry, equal)
         mend, poll = self._publication.mend, self._poll_in_wait
         self._batcher = Batcher(streams, batches.batch_size, trainer, self._feeder, retry, health, mend, poll)
         has_critic = trainer.algorithm.adv_estimator is AdvantageEstimator.GAE

@@ -11,12 +11,17 @@ from forage_queue.streams.client import StreamClient
 from forage_queue.streams.durability import require_durability
 from forage_queue.streams.history import open_history
 from forage_queue.streams.payloads import Payloads
+from forage_queue.trainer.batcher import BatchTimeoutError, StaleGroupsError
+from forage_queue.trainer.dataset import make_batches, report_questions
+from forage_queue.trainer.decoder import GroupDecoder
+from forage_queue.trainer.shifts import ShiftError, Shifts
 from forage_records.events import EventKind, EventLog
 from forage_records.questions import Questions, read_questions
 from forage_records.training import check_training
 from forage_runtime.errors import DiskFullError, FencedError, ForageError
 from forage_runtime.files.model_folder import check_model_folder
 from forage_runtime.files.template_values import keep_template_date
+from forage_runtime.retries import CALL_TIMEOUT_S, RedisRetry
 from forage_runtime.security.audit import record_act
 from forage_runtime.security.health_gate import HealthGate
 from forage_runtime.security.signatures import RunSignatures
@@ -29,15 +34,11 @@ from forage_trainer.chats.chat_tokenizer import ChatTokenizer
 from forage_trainer.checkpoints.rollbacks import RolledBackError
 from forage_trainer.checkpoints.start import require_resumable
 from forage_trainer.checkpoints.upload import open_upload
-from forage_trainer.columns.decoder import GroupDecoder
-from forage_trainer.data.batcher import BatchTimeoutError, StaleGroupsError
-from forage_trainer.data.dataset import make_batches, report_questions
 from forage_trainer.data.routes import EnvironmentCheck, check_rewards
-from forage_trainer.shifts import ShiftError, Shifts
-from forage_trainer.waiting import CALL_TIMEOUT_S, CollectiveTimeoutError, RedisRetry
+from forage_trainer.engine.spmd import CollectiveTimeoutError
 from forage_trainer.weights.completeness import check_complete
-from forage_trainer.weights.policy_store import find_policies_place
 from forage_weights.announcement import CANARY_ROWS
+from forage_weights.trainer.policy_store import find_policies_place
 
 if TYPE_CHECKING:
     from forage_trainer.loop import TrainingLoop

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from forage_proto.v1.trajectory_pb2 import Policy
+from forage_queue.trainer.batcher import Batch
 from forage_runtime.settings import AdvantageEstimator, Settings
 from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.algorithms.estimators.registry import NonFiniteValueError, Rewards, estimate_advantages
 from forage_trainer.algorithms.kl import KlController, apply_kl_penalty
 from forage_trainer.algorithms.off_policy import compute_correction_metrics
-from forage_trainer.data.batcher import Batch
 from forage_trainer.data.overlong import mask_cut, subtract_penalties
 from forage_trainer.data.selection import leave_out_unusable, select_trajectories
 from forage_trainer.data.tensors import StepTensors, build_step_tensors

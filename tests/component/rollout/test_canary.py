@@ -10,9 +10,9 @@ import pytest
 import pytest_asyncio
 from canary_engine import CanaryEngine, run_canary_engine
 
-from forage_rollout.weights.canary import CanaryError
-from forage_rollout.weights.policy import NotServingError
 from forage_weights.announcement import PolicyError
+from forage_weights.rollout.canary import CanaryError
+from forage_weights.rollout.policy import NotServingError
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 

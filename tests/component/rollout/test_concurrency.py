@@ -9,7 +9,7 @@ import pytest
 from dispatcher_bench import Bench, answer, build_prompt
 
 from forage_proto.v1.trajectory_pb2 import Prompt, TrajectoryGroup
-from forage_rollout import concurrency as module
+from forage_queue.rollout import concurrency as module
 from forage_rollout.metrics import Counts
 
 

@@ -17,8 +17,8 @@ from otlp_receiver import Receiver
 from waiting import WAIT_S, wait_until
 
 from forage_proto.v1.trajectory_pb2 import Policy, Prompt, Status, TrajectoryGroup
+from forage_queue.rollout import dispatcher as module
 from forage_queue.streams.client import GROUP, Entry, StreamClient
-from forage_rollout import dispatcher as module
 from forage_runtime.settings import EnvironmentRoute
 from forage_runtime.telemetry import tracing
 

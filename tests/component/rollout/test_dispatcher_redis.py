@@ -10,7 +10,7 @@ import psutil
 import redis
 from dispatcher_bench import Bench, answer, build_prompt
 
-from forage_rollout.backpressure import Backpressure
+from forage_queue.rollout.backpressure import Backpressure
 from forage_runtime.settings import RedisSettings
 
 

@@ -23,11 +23,10 @@ from policy_places import ANYWHERE_HERE
 from waiting import wait_until_async
 
 from forage_proto.v1.trajectory_pb2 import Policy, PolicyFile, PolicyPart
-from forage_rollout.concurrency import EngineLoad, GroupLimit
+from forage_queue.rollout.concurrency import EngineLoad, GroupLimit
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.metrics import to_counts
-from forage_rollout.weights.policy import NotServingError
 from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_runtime.settings.rollout import WeightSettings
 from forage_runtime.telemetry.stacks import FOLDER_VARIABLE, SIGNAL, find_stack_file
@@ -35,6 +34,7 @@ from forage_runtime.telemetry.waits import list_waits
 from forage_weights.announcement import PolicyError
 from forage_weights.delta import encode_delta
 from forage_weights.digests import compute_content, compute_digest
+from forage_weights.rollout.policy import NotServingError
 from forage_weights.tensors import open_tensors
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]

@@ -17,8 +17,8 @@ from waiting import wait_until_async
 from forage_proto.v1.trajectory_pb2 import Policy
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.loop.generation import Request
-from forage_rollout.weights.policy import EngineHangsError, EngineLostError, NotServingError
 from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
+from forage_weights.rollout.policy import EngineHangsError, EngineLostError, NotServingError
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -24,11 +24,11 @@ from forage_rollout.links.link import Door, EngineLink
 from forage_rollout.links.pool import MAX_LOSSES, EnginePool
 from forage_rollout.links.server import WIRE
 from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
-from forage_rollout.weights.policy import EngineLostError, NotServingError
 from forage_runtime.clients.calls import MalformedReplyError, RefusedError
 from forage_runtime.errors import UnavailableError
 from forage_runtime.security.refusals import REFUSED
 from forage_runtime.text.chat_template import Chat
+from forage_weights.rollout.policy import EngineLostError, NotServingError
 
 ASKED = Request([1, 2, 3], 4, 0.5, 0.9, 7, 11, ("</x>",), 2, "group", 5)
 

@@ -13,9 +13,9 @@ from dispatcher_bench import FIRST, Engine
 from waiting import wait_until_async
 
 from forage_proto.v1.trajectory_pb2 import Policy, Replica
+from forage_queue.rollout import served as module
+from forage_queue.rollout.served import ServedPolicies
 from forage_queue.streams.client import StreamClient
-from forage_rollout import served as module
-from forage_rollout.served import ServedPolicies
 from forage_runtime.settings import RedisSettings
 
 SECOND, THIRD = Policy(version=2, epoch=1), Policy(version=3, epoch=1)

@@ -30,13 +30,13 @@ from forage_proto.v1.trajectory_pb2 import ActionKind, ChatMessage, Policy, Prom
 from forage_rollout.metrics import Snapshot
 from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.grpc_api import RolloutApi, make_server
-from forage_rollout.weights.policy import find_oldest
 from forage_runtime.clients.rollout import RolloutClient
 from forage_runtime.errors import SettingsError, UnavailableError
 from forage_runtime.security.tokens import TokenFile, authorization_metadata
 from forage_runtime.settings import EngineSettings, RolloutSettings, Settings, TlsSettings
 from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.health import Health
+from forage_weights.rollout.policy import find_oldest
 
 SIZES = {"max_start_length": 500, "max_prompt_length": 5000, "max_obs_length": 500, "max_response_length": 500}
 

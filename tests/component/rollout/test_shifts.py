@@ -13,12 +13,13 @@ from structlog.testing import capture_logs
 from waiting import wait_until_async as until
 
 from forage_proto.v1.trajectory_pb2 import Policy, Replica, Shift
+from forage_queue.rollout import shifts
+from forage_queue.rollout.shifts import Shifts
 from forage_queue.streams.client import StreamClient
-from forage_rollout.deployments import follower, shifts
-from forage_rollout.deployments.follower import Follower
-from forage_rollout.deployments.shifts import Shifts
 from forage_runtime.settings import RedisSettings
 from forage_weights.announcement import PolicyError
+from forage_weights.rollout import follower
+from forage_weights.rollout.follower import Follower
 
 FIRST, SECOND, THIRD = (Policy(version=version, epoch=1) for version in (1, 2, 3))
 

@@ -22,10 +22,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from waiting import wait_until
 
-from forage_rollout.weights.reload import is_patchable, load_patches, load_whole
-from forage_rollout.weights.shadow import Shadow
-from forage_rollout.weights.staging import Stage, build_patches
 from forage_weights.delta import encode_delta
+from forage_weights.rollout.reload import is_patchable, load_patches, load_whole
+from forage_weights.rollout.shadow import Shadow
+from forage_weights.rollout.staging import Stage, build_patches
 from forage_weights.tensors import open_tensors
 
 pytestmark = pytest.mark.timeout(300)
@@ -246,7 +246,7 @@ def test_a_stage_puts_in_place_what_is_ready_and_nothing_else(models: Models, fo
 def test_a_policy_waits_for_the_thread_of_every_one_before(
     models: Models, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forage_rollout.weights import staging
+    from forage_weights.rollout import staging
 
     go_on, reading, read = threading.Event(), threading.Event(), staging._Job._read_tensors
 
@@ -287,7 +287,7 @@ def test_a_stage_says_why_a_policy_cannot_be_loaded(models: Models, folders: dic
 def test_a_delta_is_patched_in_only_where_its_base_is_in_use(
     models: Models, folders: dict[str, Path], delta: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forage_rollout.weights import staging
+    from forage_weights.rollout import staging
 
     patched: list[int] = []
     monkeypatch.setattr(staging, "load_patches", lambda *args: (patched.append(1), load_patches(*args)))

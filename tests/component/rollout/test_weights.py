@@ -8,8 +8,8 @@ from pathlib import Path
 from model_folders import write_smallest_model
 from whole_policy import announce_whole
 
-from forage_rollout.weights.holding import hold_policy
 from forage_weights.cache import PolicyCache
+from forage_weights.rollout.holding import hold_policy
 
 WEIGHTS = "model.safetensors"
 

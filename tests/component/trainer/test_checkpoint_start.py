@@ -12,16 +12,16 @@ from trainer_parts import save_checkpoint
 from forage_proto.v1.trajectory_pb2 import Prompt, Shift, TrajectoryGroup
 from forage_queue.streams.client import StreamClient
 from forage_queue.streams.payloads import Payloads
+from forage_queue.trainer.kept_groups import KeptGroups
 from forage_records.questions import Questions
 from forage_runtime.errors import SettingsError, UserError
+from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import RedisSettings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
 from forage_trainer.checkpoints.checkpoint import Checkpoints
-from forage_trainer.checkpoints.kept_groups import KeptGroups
 from forage_trainer.checkpoints.start import take_over
 from forage_trainer.run import _train
-from forage_trainer.waiting import RedisRetry
 
 
 def open_run(folder: Path) -> tuple[Checkpoints, KeptGroups]:

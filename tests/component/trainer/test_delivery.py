@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,17 +15,18 @@ from waiting import WAIT_S
 
 from forage_proto.v1.trajectory_pb2 import GroundTruth, Policy, Prompt, Replica, TrajectoryGroup
 from forage_queue.streams.client import Entry, StreamClient
+from forage_queue.trainer import arrivals
+from forage_queue.trainer.batcher import MAX_STALE_ATTEMPTS, Batcher, BatchTimeoutError, StaleGroupsError
+from forage_queue.trainer.dataset import Batches
+from forage_queue.trainer.feeder import Feeder
+from forage_queue.trainer.pending import PendingSteps
 from forage_records.questions import Question
 from forage_runtime.errors import FencedError
+from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import RedisSettings, Settings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
-from forage_trainer.checkpoints.pending import PendingSteps
-from forage_trainer.data import arrivals
-from forage_trainer.data.batcher import MAX_STALE_ATTEMPTS, Batcher, BatchTimeoutError, StaleGroupsError
-from forage_trainer.data.dataset import Batches
-from forage_trainer.data.feeder import Feeder
-from forage_trainer.waiting import RedisRetry
+from forage_trainer.data.selection import has_equal_rewards
 
 SIZE = 3
 
@@ -73,8 +75,8 @@ def rollout(redis_server: RedisSettings) -> Rollout:
 
 @pytest.fixture
 def start(redis_server: RedisSettings, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainer]:
-    monkeypatch.setattr("forage_trainer.data.arrivals.SILENCE_S", 0.0)  # every look that finds nothing is a silence
-    monkeypatch.setattr("forage_trainer.data.batcher._BLOCK_S", 0.02)
+    monkeypatch.setattr("forage_queue.trainer.arrivals.SILENCE_S", 0.0)  # every look that finds nothing is a silence
+    monkeypatch.setattr("forage_queue.trainer.batcher._BLOCK_S", 0.02)
 
     def make(consumed: int = 0) -> Trainer:
         overrides = [f"redis.url={redis_server.url}", "run.id=test", f"data.train_batch_size={SIZE}"]
@@ -84,7 +86,8 @@ def start(redis_server: RedisSettings, monkeypatch: pytest.MonkeyPatch) -> Calla
         epoch, health = streams.acquire_epoch(), Health()
         retry = RedisRetry(Stop(), health)
         rows = tuple(Question("q", "train", i, (), GroundTruth(targets=[str(i)]), str(i)) for i in range(40))
-        feeder = Feeder(settings, streams, Batches(rows, SIZE, 0), retry)
+        equal = partial(has_equal_rewards, estimator=settings.trainer.algorithm.adv_estimator)
+        feeder = Feeder(settings, streams, Batches(rows, SIZE, 0), retry, equal)
         batcher = Batcher(streams, SIZE, settings.trainer, feeder, retry, health)
         batcher.start(consumed)
         return Trainer(streams, feeder, batcher, PendingSteps(streams, retry), epoch)

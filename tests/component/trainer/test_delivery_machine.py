@@ -42,23 +42,23 @@ from forage_queue.streams import payloads
 from forage_queue.streams.client import GROUP, VALIDATION, Entry, StreamClient
 from forage_queue.streams.history import open_history
 from forage_queue.streams.payloads import FOLDER, Payloads
+from forage_queue.trainer.arrivals import LOST
+from forage_queue.trainer.batcher import Batcher, BatchTimeoutError
+from forage_queue.trainer.dataset import Batches
+from forage_queue.trainer.feeder import Feeder
+from forage_queue.trainer.kept_groups import KeptGroups
+from forage_queue.trainer.pending import ConsumedStep, PendingSteps
+from forage_queue.trainer.places import PlacesOfSteps
 from forage_records.questions import Question
 from forage_runtime.errors import FencedError
+from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import Settings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
-from forage_trainer.checkpoints.kept_groups import KeptGroups
-from forage_trainer.checkpoints.manifest import ConsumedStep, Manifest
-from forage_trainer.checkpoints.pending import PendingSteps
+from forage_trainer.checkpoints.manifest import Manifest
 from forage_trainer.checkpoints.start import list_settled, match_order
-from forage_trainer.data.arrivals import LOST
-from forage_trainer.data.batcher import Batcher, BatchTimeoutError
-from forage_trainer.data.dataset import Batches
-from forage_trainer.data.feeder import Feeder
-from forage_trainer.data.places import PlacesOfSteps
 from forage_trainer.reporting.progress import StateFile
 from forage_trainer.validation.evaluation import Validation
-from forage_trainer.waiting import RedisRetry
 
 SIZE, STEPS, KEPT = 2, 5, 2
 QUESTIONS = tuple(Question("q", "train", i, (), GroundTruth(targets=[str(i)]), str(i)) for i in range(20))
@@ -97,7 +97,7 @@ class Trainer:
         self.streams = StreamClient(self.settings.redis, "test", WAIT_S, history, Payloads(self.settings))
         retry, health = RedisRetry(Stop(), Health()), Health()
         self.kept = KeptGroups(self.settings.run.folder / "groups")
-        self.feeder = Feeder(self.settings, self.streams, BATCHES, retry)
+        self.feeder = Feeder(self.settings, self.streams, BATCHES, retry, lambda group: False)
         self.batcher = Batcher(self.streams, SIZE, self.settings.trainer, self.feeder, retry, health)
         self.pending = PendingSteps(self.streams, retry)
         self.validation = Validation(
@@ -473,9 +473,9 @@ def server(redis_binary: str, folder: Path, free_address: Callable[[], str]) -> 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forage_trainer.data.arrivals.SILENCE_S", 0.0)
-    for module in ("data.batcher", "validation.evaluation"):
-        monkeypatch.setattr(f"forage_trainer.{module}._BLOCK_S", 0.001)
+    monkeypatch.setattr("forage_queue.trainer.arrivals.SILENCE_S", 0.0)
+    for module in ("forage_queue.trainer.batcher", "forage_trainer.validation.evaluation"):
+        monkeypatch.setattr(f"{module}._BLOCK_S", 0.001)
 
 
 @pytest.mark.usefixtures("quick")

@@ -19,15 +19,15 @@ from waiting import WAIT_S
 from forage_proto.v1.trajectory_pb2 import Policy, Replica
 from forage_queue.streams.client import StreamClient
 from forage_runtime.errors import DataError, FencedError
+from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import PublishSettings, RedisSettings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
-from forage_trainer.waiting import RedisRetry
-from forage_trainer.weights.model_files import Adapter
-from forage_trainer.weights.policy_store import PolicyStore
-from forage_trainer.weights.publisher import DELTA, KEEP_NEWEST, Publisher, measure_published
 from forage_weights.announcement import list_parts, verify_files
 from forage_weights.folders import make_whole
+from forage_weights.trainer.model_files import Adapter
+from forage_weights.trainer.policy_store import PolicyStore
+from forage_weights.trainer.publisher import DELTA, KEEP_NEWEST, Publisher, measure_published
 
 Weights = dict[str, torch.Tensor]
 

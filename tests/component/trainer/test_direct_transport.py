@@ -31,14 +31,14 @@ from waiting import WAIT_S, wait_until
 from forage_proto.v1.trajectory_pb2 import Policy
 from forage_queue.streams.client import StreamClient
 from forage_runtime.errors import UserError
+from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import RedisSettings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
-from forage_trainer.waiting import RedisRetry
-from forage_trainer.weights.direct_sender import open_sender
-from forage_trainer.weights.policy_store import PolicyStore
-from forage_trainer.weights.publisher import Publisher
 from forage_weights.digests import compute_digest
+from forage_weights.trainer.direct_sender import open_sender
+from forage_weights.trainer.policy_store import PolicyStore
+from forage_weights.trainer.publisher import Publisher
 
 __all__ = ["pool", "stall_s", "start"]
 

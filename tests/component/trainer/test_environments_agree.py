@@ -9,11 +9,11 @@ from forage_proto.v1.trajectory_pb2 import GroundTruth
 from forage_queue.streams.client import StreamClient
 from forage_records.questions import Question, Questions
 from forage_runtime.errors import UserError
+from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import RedisSettings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
 from forage_trainer.data.routes import EnvironmentCheck
-from forage_trainer.waiting import RedisRetry
 
 OWN = "rollout.environments={kg: {path: /here/graph.py, params: {depth: 2}}}"
 

@@ -11,14 +11,14 @@ from feeding_bench import PATIENCE_S, SIZE, Bench
 from waiting import WAIT_S, wait_until
 
 from forage_queue.streams.client import StreamClient
+from forage_queue.trainer.arrivals import Receiver
+from forage_queue.trainer.batcher import WAIT_SECONDS, BatchTimeoutError
+from forage_queue.trainer.feeder import sampling_seed
 from forage_runtime.errors import SettingsError, UnavailableError
+from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import RedisSettings, load_settings
 from forage_runtime.stop import Stop, Stopped
 from forage_runtime.telemetry.health import Health
-from forage_trainer.data.arrivals import Receiver
-from forage_trainer.data.batcher import WAIT_SECONDS, BatchTimeoutError
-from forage_trainer.data.feeder import sampling_seed
-from forage_trainer.waiting import RedisRetry
 
 
 @pytest.mark.parametrize(("staleness", "first"), [(0, 1), (1, 2), (3, 4)])
@@ -193,7 +193,7 @@ def test_only_the_wait_for_missing_groups_is_counted(
         receive(receiver, block_s)
         seconds[0] += 7.0
 
-    monkeypatch.setattr("forage_trainer.data.batcher.time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    monkeypatch.setattr("forage_queue.trainer.batcher.time", SimpleNamespace(monotonic=lambda: seconds[0]))
     monkeypatch.setattr(b.batcher._arrivals, "receive", receive_slowly)
     before = measure_wait()
     with pytest.raises(BatchTimeoutError):
@@ -223,7 +223,7 @@ def test_a_restarted_trainer_reclaims_unacknowledged_groups(bench: Callable[...,
 def test_groups_whose_delivery_was_lost_are_reclaimed(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forage_trainer.data.arrivals.SILENCE_S", 0.0)
+    monkeypatch.setattr("forage_queue.trainer.arrivals.SILENCE_S", 0.0)
     b = bench()
     for position in range(SIZE):
         b.answer(1, position)
@@ -258,7 +258,7 @@ def test_a_stop_ends_the_wait(bench: Callable[..., Bench]) -> None:
 def test_a_wait_continues_while_redis_is_unavailable(
     free_address: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forage_trainer.waiting._RETRY_INTERVAL_S", 0.02)
+    monkeypatch.setattr("forage_runtime.retries._RETRY_INTERVAL_S", 0.02)
     stop, health = Stop(), Health()
     streams = StreamClient(RedisSettings(url=f"redis://{free_address()}/0"), "absent", 0.1)
     seen: list[str] = []

@@ -16,19 +16,19 @@ from trainer_parts import make_group
 from waiting import WAIT_S, wait_until
 
 from forage_queue.streams.client import Entry
+from forage_queue.trainer.batcher import Batch
+from forage_queue.trainer.kept_groups import KeptGroups
 from forage_runtime.errors import DiskFullError
+from forage_runtime.files.folders import write_json
+from forage_runtime.retries import DISK_PATIENCE_S, DiskRetry
 from forage_runtime.settings import load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
 from forage_trainer.checkpoints.checkpoint import Checkpoints
-from forage_trainer.checkpoints.kept_groups import KeptGroups
-from forage_trainer.data.batcher import Batch
 from forage_trainer.data.selection import SELECTED_NONE
-from forage_trainer.files import write_json
 from forage_trainer.reporting.progress import MetricsFile, Phase, StateFile
 from forage_trainer.reporting.trajectories import StepFiles, StepRecord
 from forage_trainer.validation.answers import StoredAnswers
-from forage_trainer.waiting import DISK_PATIENCE_S, DiskRetry
 
 __all__ = ["small_disk"]
 GROUPS = [make_group(f"q/{n}", [0.0, 1.0] * 8, position=n) for n in range(16)]
@@ -90,7 +90,7 @@ def test_the_state_of_a_view_does_not_hold_up_the_run(small_disk: SmallDisk) -> 
 
 
 def test_a_write_waits_for_room_and_says_so(small_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forage_trainer.waiting._DISK_INTERVAL_S", 0.05)
+    monkeypatch.setattr("forage_runtime.retries._DISK_INTERVAL_S", 0.05)
     health, file = Health(), small_disk.path / "a.json"
     small_disk.fill()
     writer = threading.Thread(target=lambda: DiskRetry(Stop(), health)(lambda: write_json(file, LONG)))
@@ -103,8 +103,8 @@ def test_a_write_waits_for_room_and_says_so(small_disk: SmallDisk, monkeypatch: 
 
 
 def test_a_disk_that_stays_full_ends_the_wait(small_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forage_trainer.waiting._DISK_INTERVAL_S", 0.02)
-    monkeypatch.setattr("forage_trainer.waiting.DISK_PATIENCE_S", 0.1)
+    monkeypatch.setattr("forage_runtime.retries._DISK_INTERVAL_S", 0.02)
+    monkeypatch.setattr("forage_runtime.retries.DISK_PATIENCE_S", 0.1)
     small_disk.fill()
     with pytest.raises(DiskFullError) as result:
         DiskRetry(Stop(), Health())(lambda: write_json(small_disk.path / "a.json", LONG))
@@ -113,8 +113,8 @@ def test_a_disk_that_stays_full_ends_the_wait(small_disk: SmallDisk, monkeypatch
 
 def test_a_write_that_took_long_before_the_disk_was_full_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds, attempts = [1.0], []
-    monkeypatch.setattr("forage_trainer.waiting.time", SimpleNamespace(monotonic=lambda: seconds[0]))
-    monkeypatch.setattr("forage_trainer.waiting._DISK_INTERVAL_S", 0.0)
+    monkeypatch.setattr("forage_runtime.retries.time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    monkeypatch.setattr("forage_runtime.retries._DISK_INTERVAL_S", 0.0)
 
     def write() -> int:
         attempts.append(1)

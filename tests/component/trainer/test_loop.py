@@ -19,16 +19,16 @@ from waiting import WAIT_S
 
 from forage_proto.v1.trajectory_pb2 import Policy, Prompt, Purpose, TrajectoryGroup
 from forage_queue.streams.client import StreamClient
+from forage_queue.trainer.batcher import Batch
 from forage_runtime.errors import FencedError, UserError
+from forage_runtime.files.remote import StorageError
 from forage_runtime.settings import RedisSettings, Settings
 from forage_trainer.checkpoints import checkpoint
-from forage_trainer.data.batcher import Batch
 from forage_trainer.step import PolicyStep
-from forage_trainer.weights.policy_store import PolicyStore
 from forage_weights.admission import Admission
 from forage_weights.folders import open_whole
 from forage_weights.signed_folder import verify_published
-from forage_weights.storage import StorageError
+from forage_weights.trainer.policy_store import PolicyStore
 
 __all__ = ["model", "train"]
 
@@ -178,7 +178,7 @@ def test_a_checkpoint_that_finds_no_room_beside_the_next_step_costs_nothing(
         return real(folder)
 
     monkeypatch.setattr(checkpoint, "compute_digests", compute)
-    monkeypatch.setattr("forage_trainer.waiting._DISK_INTERVAL_S", 0.05)
+    monkeypatch.setattr("forage_runtime.retries._DISK_INTERVAL_S", 0.05)
     settings = train("trainer.save_freq=1", "trainer.val_before_train=false", "trainer.test_freq=0")
     assert list(StreamClient(settings.redis, settings.run.id).read_ledger()) == [1, 2, 3]
     assert len(folders) == 4

@@ -13,7 +13,7 @@ from forage_runtime.settings import AlgorithmSettings, load_settings
 from forage_trainer.data.selection import select_trajectories
 from forage_trainer.data.tensors import StepTensors, build_step_tensors
 from forage_trainer.engine.policy_worker import PolicyWorker
-from forage_trainer.weights.model_files import write_adapter_folder
+from forage_weights.trainer.model_files import write_adapter_folder
 
 ALGORITHM = AlgorithmSettings()
 

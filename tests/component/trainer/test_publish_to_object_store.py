@@ -19,15 +19,15 @@ from waiting import WAIT_S, wait_until
 from forage_proto.v1.trajectory_pb2 import Policy, Replica
 from forage_queue.streams.client import StreamClient
 from forage_runtime.errors import UserError
+from forage_runtime.retries import RedisRetry, StorageRetry
 from forage_runtime.settings import PublishSettings, RedisSettings
 from forage_runtime.stop import Stop, Stopped
 from forage_runtime.telemetry.health import Health
 from forage_runtime.telemetry.waits import list_waits
-from forage_trainer.waiting import RedisRetry, StorageRetry
-from forage_trainer.weights.policy_store import PolicyStore
-from forage_trainer.weights.publisher import KEEP_NEWEST, Publisher
 from forage_weights.cache import PolicyCache
 from forage_weights.storage import delete_folder, list_folders
+from forage_weights.trainer.policy_store import PolicyStore
+from forage_weights.trainer.publisher import KEEP_NEWEST, Publisher
 
 ROOT = f"s3://{BUCKET}/run"
 Weights = dict[str, torch.Tensor]
@@ -127,7 +127,7 @@ def test_old_versions_are_deleted_there_and_epochs_found_there(
 def test_a_store_that_is_away_is_waited_for_and_nothing_is_announced_meanwhile(
     store: Store, streams: StreamClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forage_trainer.waiting._RETRY_INTERVAL_S", 0.05)
+    monkeypatch.setattr("forage_runtime.retries._RETRY_INTERVAL_S", 0.05)
     publisher = store.connect()
     before = publisher.publish(0, make_weights(0))
     store.end()
@@ -178,7 +178,7 @@ def test_a_trainer_does_not_start_with_an_address_that_waiting_does_not_mend(
 
 
 def test_a_trainer_that_starts_before_the_store_waits_for_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forage_trainer.waiting._RETRY_INTERVAL_S", 0.05)
+    monkeypatch.setattr("forage_runtime.retries._RETRY_INTERVAL_S", 0.05)
     store.end()
     starting = threading.Thread(target=store.connect)
     starting.start()

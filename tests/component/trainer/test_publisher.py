@@ -21,19 +21,19 @@ from waiting import WAIT_S
 from forage_proto.v1.trajectory_pb2 import Replica
 from forage_queue.streams.client import StreamClient
 from forage_runtime.errors import DiskFullError, FencedError
+from forage_runtime.retries import RedisRetry
 from forage_runtime.security.signatures import Purpose
 from forage_runtime.settings import PublishSettings, RedisSettings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
-from forage_trainer.waiting import RedisRetry
-from forage_trainer.weights.model_files import Adapter, split_shards, write_model_folder
-from forage_trainer.weights.policy_store import PolicyStore
-from forage_trainer.weights.publisher import KEEP_NEWEST, Publisher
-from forage_trainer.weights.safetensors_file import digest_safetensors, write_safetensors
 from forage_weights.admission import describe_announcement
 from forage_weights.digests import compute_digest
 from forage_weights.folders import SIGNED, open_whole
 from forage_weights.signed_folder import verify_published
+from forage_weights.trainer.model_files import Adapter, split_shards, write_model_folder
+from forage_weights.trainer.policy_store import PolicyStore
+from forage_weights.trainer.publisher import KEEP_NEWEST, Publisher
+from forage_weights.trainer.safetensors_file import digest_safetensors, write_safetensors
 
 
 @pytest.fixture
@@ -170,8 +170,8 @@ def test_a_full_disk_is_named_with_its_free_space(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     source = build_publisher(tmp_path, streams, 1)
-    monkeypatch.setattr("forage_trainer.weights.publisher.write_model_folder", raise_full)
-    monkeypatch.setattr("forage_trainer.waiting.DISK_PATIENCE_S", -1.0)
+    monkeypatch.setattr("forage_weights.trainer.publisher.write_model_folder", raise_full)
+    monkeypatch.setattr("forage_runtime.retries.DISK_PATIENCE_S", -1.0)
     with pytest.raises(DiskFullError, match=r"policies/v3-e1 cannot be written: its disk has \d+ bytes free"):
         source.publish(3, {"w": torch.zeros(1)})
     assert list((tmp_path / "policies").iterdir()) == []

@@ -10,8 +10,8 @@ from trainer_parts import make_group
 from waiting import WAIT_S, wait_until
 
 from forage_proto.v1.trajectory_pb2 import Status
-from forage_trainer.data import feeder
-from forage_trainer.data.batcher import BatchTimeoutError
+from forage_queue.trainer import feeder
+from forage_queue.trainer.batcher import BatchTimeoutError
 
 REFILLS = ("trainer.algorithm.filter_groups=true", "trainer.max_refills=2", "trainer.max_staleness=0")
 

@@ -9,11 +9,11 @@ from structlog.testing import capture_logs
 
 from forage_proto.v1.trajectory_pb2 import Policy, Replica
 from forage_queue.streams.client import StreamClient
+from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import RedisSettings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
-from forage_trainer.waiting import RedisRetry
-from forage_trainer.weights.refusals import REFUSALS, REFUSING, Refusals
+from forage_weights.trainer.refusals import REFUSALS, REFUSING, Refusals
 
 OLD, NEW = Policy(version=6, epoch=1), Policy(version=7, epoch=1, uri="/policies/v7")
 REFUSES = Replica(serving=OLD, refused=NEW, reason="/policies/v7/model.safetensors has digest 12…: it is not served")

@@ -12,13 +12,13 @@ from waiting import WAIT_S, wait_until
 
 from forage_proto.v1.trajectory_pb2 import Replica, Shift
 from forage_queue.streams.client import StreamClient
+from forage_queue.trainer import shifts
+from forage_queue.trainer.shifts import ShiftError, Shifts
 from forage_runtime.errors import FencedError, UnavailableError
+from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import RedisSettings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
-from forage_trainer import shifts
-from forage_trainer.shifts import ShiftError, Shifts
-from forage_trainer.waiting import RedisRetry
 
 
 class State:
@@ -180,7 +180,7 @@ def test_nobody_counts_as_dead_for_the_time_in_which_redis_was_away(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shifts, "LIVELY_S", 1)
-    monkeypatch.setattr("forage_trainer.waiting._RETRY_INTERVAL_S", 0.0)
+    monkeypatch.setattr("forage_runtime.retries._RETRY_INTERVAL_S", 0.0)
     bench.say("lives")
     bench.silence("lives")
     clock = Clock()

@@ -9,9 +9,9 @@ from otlp_receiver import Receiver, trace_process
 
 from forage_proto.v1.trajectory_pb2 import Prompt, Purpose, TrajectoryGroup
 from forage_queue.streams.prompt_identity import build_group
+from forage_queue.trainer import spans
 from forage_runtime.stop import Stop, Stopped
 from forage_runtime.telemetry import tracing
-from forage_trainer.data import spans
 from forage_trainer.step import Stopwatch
 
 

@@ -16,18 +16,18 @@ from waiting import WAIT_S
 from forage_proto.v1.trajectory_pb2 import GroundTruth, Policy, Prompt, Purpose, Status, TrajectoryGroup
 from forage_queue.streams.client import StreamClient
 from forage_queue.streams.prompt_identity import build_group
+from forage_queue.trainer.batcher import BatchTimeoutError
 from forage_records.questions import Question
 from forage_runtime.errors import DiskFullError, FencedError
+from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import RedisSettings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
-from forage_trainer.data.batcher import BatchTimeoutError
 from forage_trainer.reporting.metrics import compute_trajectory_metrics
 from forage_trainer.reporting.progress import StateFile
 from forage_trainer.validation.answers import StoredAnswers
 from forage_trainer.validation.evaluation import RETRIES, Validation
 from forage_trainer.validation.schedule import choose_watched
-from forage_trainer.waiting import RedisRetry
 
 COUNT = 4
 POLICY = Policy(version=6, epoch=2, uri="u", digest="d")
@@ -270,7 +270,7 @@ def test_redis_never_holds_more_answers_than_a_batch_has_trajectories(make: Call
 
 
 def test_answers_that_left_redis_outlive_the_trainer(make: Callable, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("forage_trainer.data.arrivals.SILENCE_S", 0.0)
+    monkeypatch.setattr("forage_queue.trainer.arrivals.SILENCE_S", 0.0)
     first, answering, _ = make(sources=("q",) * 20, more=BOUND)
     first.begin("step-6", POLICY)
     for _ in range(2):
@@ -310,7 +310,7 @@ def test_a_disk_that_is_full_loses_no_answer(make: Callable, tmp_path: Path, mon
     validation.begin("after", POLICY)
     answering()
     stored = StoredAnswers(tmp_path / "v/validation", "after", 0)
-    monkeypatch.setattr("forage_trainer.waiting.DISK_PATIENCE_S", -1.0)
+    monkeypatch.setattr("forage_runtime.retries.DISK_PATIENCE_S", -1.0)
     with pytest.raises(DiskFullError, match=r"answers/after\.0 cannot be written"), limit_file_size(200):
         validation.poll()
     assert streams.count_backlog(streams.key("validation-after")) == COUNT, "nothing is discarded"

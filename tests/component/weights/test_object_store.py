@@ -10,9 +10,10 @@ import pytest
 from policy_files import Publications
 from s3_server import BUCKET, serve_s3
 
+from forage_runtime.files.remote import StorageError
 from forage_weights.announcement import PolicyError
 from forage_weights.cache import PolicyCache
-from forage_weights.storage import StorageError, delete_folder, get_file, list_folders, put_files
+from forage_weights.storage import delete_folder, get_file, list_folders, put_files
 
 ROOT = f"s3://{BUCKET}/run"
 

@@ -19,10 +19,10 @@ from policy_places import ANYWHERE_HERE
 from forage_proto.v1.trajectory_pb2 import Policy
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.loop.generation import Request
-from forage_rollout.weights.adapter import CONFIG, WEIGHTS
-from forage_rollout.weights.canary import CanaryError
 from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_weights.announcement import PolicyError
+from forage_weights.rollout.adapter import CONFIG, WEIGHTS
+from forage_weights.rollout.canary import CanaryError
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 TOLERANCE = 1e-3

@@ -20,9 +20,9 @@ from forage_rollout.core.arguments import build_environment
 from forage_rollout.core.process import prepare_fork
 from forage_rollout.engine.leases import Leases
 from forage_rollout.engine.openai import OpenAiRoutes
-from forage_rollout.weights.canary import CanaryError
-from forage_rollout.weights.policy import NotServingError
 from forage_runtime.settings import EngineSettings
+from forage_weights.rollout.canary import CanaryError
+from forage_weights.rollout.policy import NotServingError
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 

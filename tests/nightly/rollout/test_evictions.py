@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from forage_rollout.concurrency import EngineLoad, GroupLimit
+from forage_queue.rollout.concurrency import EngineLoad, GroupLimit
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.loop.generation import Request
 from forage_rollout.metrics import to_counts

@@ -29,12 +29,12 @@ from forage_queue.streams.client import StreamClient
 from forage_rollout.agent import Agent
 from forage_rollout.core.arguments import build_environment
 from forage_rollout.core.process import prepare_fork
-from forage_rollout.deployments.follower import Follower
 from forage_rollout.engine.vllm_engine import VllmEngine
-from forage_rollout.weights.policy import NotServingError
 from forage_runtime.settings import EngineSettings, ModelSettings, RedisSettings, RolloutSettings, Settings
 from forage_runtime.settings.rollout import WeightSettings
 from forage_weights.cache import PolicyCache
+from forage_weights.rollout.follower import Follower
+from forage_weights.rollout.policy import NotServingError
 
 pytestmark = pytest.mark.timeout(1200)
 RUN, FEW, ALL = "stale", 0.02, 1

@@ -18,14 +18,14 @@ from training_loop import BATCH, SAMPLES, model, read_metrics, train
 
 from forage_proto.v1.trajectory_pb2 import Policy, Prompt, Purpose, TrajectoryGroup
 from forage_queue.streams.client import StreamClient
+from forage_queue.trainer import arrivals
+from forage_queue.trainer.batcher import Batch, Batcher
 from forage_records.events import read_events
 from forage_records.step_file import read_group_fates, step_file_path
 from forage_runtime.settings import Settings
-from forage_trainer.data import arrivals
-from forage_trainer.data.batcher import Batch, Batcher
 from forage_trainer.validation.evaluation import Validation
-from forage_trainer.weights import publisher
 from forage_weights.digests import compute_digest
+from forage_weights.trainer import publisher
 
 __all__ = ["model", "train"]
 
@@ -190,8 +190,8 @@ def test_dropped_groups_are_in_the_ledger_and_refills_are_counted(
 
     rollout.has_left_out.clear()
     monkeypatch.setattr(Batcher, "_collect", note_batch)
-    monkeypatch.setattr("forage_trainer.data.batcher.time", SimpleNamespace(monotonic=tell_time))
-    monkeypatch.setattr("forage_trainer.data.batcher._BLOCK_S", 0.02)
+    monkeypatch.setattr("forage_queue.trainer.batcher.time", SimpleNamespace(monotonic=tell_time))
+    monkeypatch.setattr("forage_queue.trainer.batcher._BLOCK_S", 0.02)
     drop = ["trainer.straggler_timeout_s=10", "trainer.partial_groups=drop", "trainer.max_staleness=0"]
     refill = ["trainer.algorithm.filter_groups=true", "trainer.max_refills=1"]
     settings = train(*drop, *refill, "trainer.rollout_data_freq=1", rollout=rollout)

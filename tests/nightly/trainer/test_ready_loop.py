@@ -15,13 +15,13 @@ from forage_queue.checker.check import Limits, check_operations
 from forage_queue.checker.operations import read_history
 from forage_queue.streams.client import StreamClient
 from forage_queue.streams.history import open_history
+from forage_queue.trainer.batcher import Batch
 from forage_records.questions import read_questions
 from forage_records.step_file import Fate, read_group_fates, step_file_path
 from forage_runtime.errors import UserError
 from forage_runtime.settings import RedisSettings, Settings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
-from forage_trainer.data.batcher import Batch
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.loop import TrainingLoop
 from forage_trainer.step import PolicyStep

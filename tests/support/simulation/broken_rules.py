@@ -12,25 +12,25 @@ from typing import Any
 from unittest import mock
 
 from forage_proto.v1.trajectory_pb2 import Policy
+from forage_queue.rollout import shifts as engine_shifts
+from forage_queue.rollout.dispatcher import Dispatcher
 from forage_queue.streams import functions, payloads
 from forage_queue.streams.client import StreamClient
-from forage_rollout.deployments import shifts as engine_shifts
-from forage_rollout.dispatcher import Dispatcher
+from forage_queue.trainer import shifts
+from forage_queue.trainer.arrivals import Arrivals, Receiver
+from forage_queue.trainer.batcher import Batcher
+from forage_queue.trainer.kept_groups import KeptGroups
+from forage_queue.trainer.pending import PendingSteps
+from forage_queue.trainer.places import Settled
 from forage_runtime.files import durable
-from forage_trainer import shifts
-from forage_trainer.checkpoints.kept_groups import KeptGroups
-from forage_trainer.checkpoints.pending import PendingSteps
 from forage_trainer.checkpoints.rollbacks import Rollbacks
-from forage_trainer.data.arrivals import Arrivals, Receiver
-from forage_trainer.data.batcher import Batcher
-from forage_trainer.data.places import Settled
-from forage_trainer.weights import publisher
-from forage_trainer.weights.policy_store import PolicyStore
-from forage_trainer.weights.publisher import Publisher
-from forage_trainer.weights.refusals import Refusals
 from forage_weights import cache
 from forage_weights.announcement import list_files
 from forage_weights.folders import name_folder
+from forage_weights.trainer import publisher
+from forage_weights.trainer.policy_store import PolicyStore
+from forage_weights.trainer.publisher import Publisher
+from forage_weights.trainer.refusals import Refusals
 from simulation import programs
 from simulation.scenario import SLOW, Scenario, draw_scenario
 

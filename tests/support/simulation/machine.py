@@ -161,12 +161,12 @@ def install(world: World, disk: Disk, on_change: Hook, others: Iterable[tuple[An
 
     others: what else is replaced: (owner, name, value).
     """
+    from forage_queue.rollout import shifts as engine_shifts
     from forage_queue.streams import groups
-    from forage_rollout.deployments import shifts as engine_shifts
-    from forage_trainer import files, shifts
+    from forage_queue.trainer import batcher, shifts
+    from forage_trainer import folder_digests
     from forage_trainer.checkpoints import checkpoint
-    from forage_trainer.data import batcher
-    from forage_trainer.weights import publisher
+    from forage_weights.trainer import publisher
 
     seeded = random.Random(world.random.random())
     real_usage, real_getpid = shutil.disk_usage, os.getpid
@@ -242,7 +242,7 @@ def install(world: World, disk: Disk, on_change: Hook, others: Iterable[tuple[An
         (shutil, "disk_usage", usage),
         (groups, "ThreadPoolExecutor", lambda *_: _Threads(world)),
         (batcher, "ThreadPoolExecutor", lambda *_: _Threads(world)),
-        (files, "ThreadPoolExecutor", lambda *_: _Threads(world)),
+        (folder_digests, "ThreadPoolExecutor", lambda *_: _Threads(world)),
         (checkpoint, "ThreadPoolExecutor", lambda *_: _Threads(world)),
         (publisher, "ThreadPoolExecutor", lambda *_: _Threads(world)),
         (batcher, "threading", _make_threading(world)),

@@ -95,8 +95,8 @@ class Policies:
 
 def list_watched(policies: Policies) -> list[tuple[Any, str, Any]]:
     """What is replaced to see what the trainer publishes and deletes: (owner, name, value)."""
-    from forage_trainer.weights import policy_store
-    from forage_trainer.weights.publisher import Publisher
+    from forage_weights.trainer import policy_store
+    from forage_weights.trainer.publisher import Publisher
 
     real_publish = Publisher.publish
 

@@ -43,22 +43,22 @@ from simulation.world import Process, Signal, World
 replace_maths()
 
 from forage_cli.local.processes import Service, ServiceDiedError, Supervisor  # noqa: E402
-from forage_rollout.deployments import follower  # noqa: E402
-from forage_rollout.deployments import shifts as engine_shifts  # noqa: E402
-from forage_rollout.dispatcher import Dispatcher  # noqa: E402
-from forage_rollout.weights.holding import hold_policy  # noqa: E402
-from forage_rollout.weights.policy import is_newer  # noqa: E402
-from forage_trainer import shifts as trainer_shifts  # noqa: E402
+from forage_queue.rollout import shifts as engine_shifts  # noqa: E402
+from forage_queue.rollout.dispatcher import Dispatcher  # noqa: E402
+from forage_queue.trainer import shifts as trainer_shifts  # noqa: E402
+from forage_queue.trainer.batcher import BatchTimeoutError, StaleGroupsError  # noqa: E402
+from forage_queue.trainer.shifts import ShiftError  # noqa: E402
+from forage_runtime.retries import CALL_TIMEOUT_S, RedisRetry  # noqa: E402
 from forage_trainer.checkpoints.rollbacks import RolledBackError  # noqa: E402
 from forage_trainer.checkpoints.start import require_resumable  # noqa: E402
-from forage_trainer.data.batcher import BatchTimeoutError, StaleGroupsError  # noqa: E402
 from forage_trainer.loop import TrainingLoop  # noqa: E402
 from forage_trainer.run import EXIT_FAILED, EXIT_ROLLED_BACK, EXIT_STOPPED  # noqa: E402
-from forage_trainer.shifts import ShiftError  # noqa: E402
-from forage_trainer.waiting import CALL_TIMEOUT_S, RedisRetry  # noqa: E402
 from forage_weights.announcement import PolicyError  # noqa: E402
 from forage_weights.cache import PolicyCache  # noqa: E402
 from forage_weights.delta import DeltaError  # noqa: E402
+from forage_weights.rollout import follower  # noqa: E402
+from forage_weights.rollout.holding import hold_policy  # noqa: E402
+from forage_weights.rollout.policy import is_newer  # noqa: E402
 
 follower.POLL_INTERVAL_S = 1.0  # polls are most of what is simulated
 trainer_shifts._LOOK_S = 0.3

@@ -198,8 +198,8 @@ def list_replaced(
     world: World, store: ObjectStore, is_full: Callable[[], bool], draw_seconds: Callable[[str], float]
 ) -> tuple[list[tuple[Any, str, Any]], Callable[[], None]]:
     """What is replaced for the time of a schedule: (owner, name, value); and what ends the replacement."""
-    from forage_trainer.weights import publisher, safetensors_file
     from forage_weights import announcement, cache, delta, storage
+    from forage_weights.trainer import publisher, safetensors_file
 
     _FileSystem.current = store
     locks = _Locks(world)

@@ -27,9 +27,9 @@ from forage_proto.v1.trajectory_pb2 import (
     Status,
     TrajectoryGroup,
 )
+from forage_queue.rollout.dispatcher import Dispatcher
 from forage_queue.streams.client import StreamClient
 from forage_rollout.deployments.readiness import wait_for_services
-from forage_rollout.dispatcher import Dispatcher
 from forage_rollout.metrics import RolloutCollector, Snapshot, read_call_counts
 from forage_runtime.settings import (
     RedisSettings,

@@ -21,9 +21,9 @@ from waiting import WAIT_S, wait_until_async
 from forage_proto.v1 import retriever_pb2, retriever_pb2_grpc
 from forage_proto.v1.packed_pb2 import PackedGroup
 from forage_proto.v1.trajectory_pb2 import ChatMessage, GroundTruth, Policy, Prompt, Replica, Status, TrajectoryGroup
+from forage_queue.rollout.dispatcher import Dispatcher
 from forage_queue.streams.client import StreamClient
 from forage_rollout.agent import Agent
-from forage_rollout.dispatcher import Dispatcher
 from forage_runtime.clients.retriever import RetrieverClient
 from forage_runtime.clients.reward import RewardClient
 from forage_runtime.settings import RedisSettings, Settings, load_settings

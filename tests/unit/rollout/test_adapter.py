@@ -12,9 +12,9 @@ from model_folders import write_weights
 from safetensors.numpy import load_file, save_file
 
 from forage_proto.v1.trajectory_pb2 import Policy
-from forage_rollout.weights.adapter import WEIGHTS, verify_adapter
 from forage_runtime.files.model_folder import read_model_shapes
 from forage_weights.announcement import PolicyError, verify_files
+from forage_weights.rollout.adapter import WEIGHTS, verify_adapter
 
 
 def verify_copy(policy: Policy, model: Path) -> Path:

@@ -8,8 +8,8 @@ import pytest
 
 from forage_proto.v1.trajectory_pb2 import Canary
 from forage_rollout.core.arguments import is_exact
-from forage_rollout.weights.canary import TOLERANCES, CanaryBounds
 from forage_runtime.settings import EngineSettings
+from forage_weights.rollout.canary import TOLERANCES, CanaryBounds
 
 FLOAT, BRAIN = Canary(dtype="float32"), Canary(dtype="bfloat16")
 

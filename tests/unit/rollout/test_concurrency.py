@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from forage_rollout.concurrency import REASONS, Concurrency, EngineLoad, GroupLimit
+from forage_queue.rollout.concurrency import REASONS, Concurrency, EngineLoad, GroupLimit
 from forage_rollout.metrics import Counts, RolloutCollector, Snapshot
 from forage_runtime.settings import RolloutSettings
 

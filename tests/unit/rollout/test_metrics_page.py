@@ -6,8 +6,8 @@ import dataclasses
 
 from metrics_page import assert_current, collect_metrics
 
+from forage_queue.rollout.dispatcher import DispatchCounts
 from forage_rollout.agent import AgentCounts
-from forage_rollout.dispatcher import DispatchCounts
 from forage_rollout.engine.engine_counts import EngineCounts
 from forage_rollout.metrics import read_call_counts
 

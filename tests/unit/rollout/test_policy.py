@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forage_proto.v1.trajectory_pb2 import Policy
-from forage_rollout.weights.policy import format_label, is_newer, parse_label
+from forage_weights.rollout.policy import format_label, is_newer, parse_label
 
 
 @pytest.mark.parametrize(

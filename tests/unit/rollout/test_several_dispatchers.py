@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forage_rollout.concurrency import count_most_groups
+from forage_queue.rollout.concurrency import count_most_groups
 from forage_rollout.deployments.application import build_dispatcher_deployment, build_engine_deployment
 from forage_rollout.deployments.autoscaling import ONGOING, count_wanted
 from forage_rollout.deployments.cluster import limit_to_machine

@@ -10,10 +10,10 @@ from key_pairs import make_keys, make_signatures
 from policy_files import Publications
 
 from forage_proto.v1.trajectory_pb2 import Policy
-from forage_rollout.weights.holding import hold_policy, open_cache
 from forage_runtime.settings import Settings
 from forage_weights.admission import sign_announcement
 from forage_weights.announcement import PolicyError
+from forage_weights.rollout.holding import hold_policy, open_cache
 
 
 @pytest.fixture

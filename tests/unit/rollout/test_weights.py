@@ -10,9 +10,9 @@ from model_folders import write_smallest_model
 from whole_policy import announce_whole
 
 from forage_rollout.engine.leases import Leases
-from forage_rollout.weights.holding import hold_policy
-from forage_rollout.weights.policy import NotServingError
 from forage_weights.cache import PolicyCache
+from forage_weights.rollout.holding import hold_policy
+from forage_weights.rollout.policy import NotServingError
 
 WEIGHTS = "model.safetensors"
 

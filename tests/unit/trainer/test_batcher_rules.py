@@ -8,13 +8,13 @@ from typing import Any, cast
 import pytest
 
 from forage_queue.streams.client import StreamClient
+from forage_queue.trainer import arrivals
+from forage_queue.trainer.batcher import Batcher
+from forage_queue.trainer.feeder import Feeder
+from forage_queue.trainer.places import Settled
+from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import load_settings
 from forage_runtime.telemetry.health import Health
-from forage_trainer.data import arrivals
-from forage_trainer.data.batcher import Batcher
-from forage_trainer.data.feeder import Feeder
-from forage_trainer.data.places import Settled
-from forage_trainer.waiting import RedisRetry
 
 
 class EmptyStreams:

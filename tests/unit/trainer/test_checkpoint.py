@@ -17,11 +17,13 @@ import pytest
 from limits import WAIT_S
 from trainer_parts import save_checkpoint
 
+from forage_queue.trainer.pending import ConsumedGroup, ConsumedStep
 from forage_runtime.errors import DataError, DiskFullError, FencedError, UserError
+from forage_runtime.files.folders import remove_folder, remove_leftovers, stage_folder
 from forage_trainer.checkpoints import checkpoint
 from forage_trainer.checkpoints.checkpoint import Checkpoints
-from forage_trainer.checkpoints.manifest import ConsumedGroup, ConsumedStep, Manifest, read_checkpoint
-from forage_trainer.files import describe_rank, remove_folder, remove_leftovers, stage_folder
+from forage_trainer.checkpoints.manifest import Manifest, read_checkpoint
+from forage_trainer.folder_digests import describe_rank
 from forage_trainer.reporting.progress import MetricsFile
 from forage_weights.digests import compute_digest
 
@@ -186,7 +188,7 @@ def test_every_rank_digests_its_own_files_and_rank_0_what_is_left(
                 (folder / name).write_text(name)
         (folder / "config.json").write_text("{}")
         describe_rank(folder, 1)
-        monkeypatch.setattr("forage_trainer.files.compute_digest", compute)
+        monkeypatch.setattr("forage_trainer.folder_digests.compute_digest", compute)
 
     path = save_checkpoint(Checkpoints(tmp_path, 2, 10, world_size=3, listing_timeout_s=0.1, pause=int), 1, write)
     assert sorted(read) == [

@@ -21,13 +21,20 @@ from trainer_parts import build_trajectory, make_group
 from forage_proto.v1.packed_pb2 import PackedGroup
 from forage_proto.v1.trajectory_pb2 import Status, TrajectoryGroup
 from forage_queue.streams.client import Entry
+from forage_queue.trainer.batcher import Batch
+from forage_queue.trainer.decoder import GroupDecoder
+from forage_queue.trainer.kept_groups import KeptGroups
 from forage_runtime.errors import DiskFullError
+from forage_runtime.retries import DiskRetry
 from forage_runtime.settings import AlgorithmSettings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
-from forage_trainer.checkpoints.kept_groups import KeptGroups
-from forage_trainer.columns.arrays import ColumnFolder, Columns, StoredColumns, find_runs
-from forage_trainer.columns.arrived import (
+from forage_trainer.data.digests import digest_tokens
+from forage_trainer.data.selection import find_equal_groups, is_valid, leave_out_unusable, select_trajectories
+from forage_trainer.data.tensors import StepTensors, build_step_tensors
+from forage_trainer.reporting.metrics import compute_trajectory_metrics
+from forage_trajectory.arrays import ColumnFolder, Columns, StoredColumns, find_runs
+from forage_trajectory.arrived import (
     TOKEN_FIELDS,
     count_tokens,
     decode_group,
@@ -36,13 +43,6 @@ from forage_trainer.columns.arrived import (
     restore_trajectories,
     restore_trajectory,
 )
-from forage_trainer.columns.decoder import GroupDecoder
-from forage_trainer.data.batcher import Batch
-from forage_trainer.data.digests import digest_tokens
-from forage_trainer.data.selection import find_equal_groups, is_valid, leave_out_unusable, select_trajectories
-from forage_trainer.data.tensors import StepTensors, build_step_tensors
-from forage_trainer.reporting.metrics import compute_trajectory_metrics
-from forage_trainer.waiting import DiskRetry
 from forage_trajectory.packing import pack_group
 
 TRAINER = load_settings(None, ["trainer.actor.ppo_max_token_len_per_gpu=60"], {}).trainer
@@ -187,7 +187,7 @@ def test_columns_wait_for_room_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, collect: Callable[[], object]
 ) -> None:
     folder, calls = ColumnFolder(tmp_path), []
-    monkeypatch.setattr("forage_trainer.waiting._DISK_INTERVAL_S", 0.01)
+    monkeypatch.setattr("forage_runtime.retries._DISK_INTERVAL_S", 0.01)
     fill = folder._fill
 
     def fail_twice(path: Path, columns: Any, rest: bytes) -> None:

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from trainer_parts import build_question, write_questions
 
 from forage_proto.v1.trajectory_pb2 import GroundTruth
+from forage_queue.trainer import dataset
+from forage_queue.trainer.dataset import QUESTIONS, Batches, refill_number, report_questions
 from forage_records.questions import Question, Questions, read_questions
 from forage_runtime.errors import DataError, SettingsError
 from forage_runtime.settings import load_settings
-from forage_trainer.data import dataset
-from forage_trainer.data.dataset import QUESTIONS, Batches, refill_number, report_questions
-from forage_trainer.label_names import OTHER, LabelNames
+from forage_runtime.telemetry.label_names import OTHER, LabelNames
 
 
 class Characters:

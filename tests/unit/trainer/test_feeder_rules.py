@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import pytest
 
 from forage_proto.v1.trajectory_pb2 import GroundTruth, Prompt, TrajectoryGroup
 from forage_queue.streams.client import Entry, StreamClient
+from forage_queue.trainer.dataset import Batches
+from forage_queue.trainer.feeder import Feeder
+from forage_queue.trainer.places import Held, Place, ReadyOrder, Settled
 from forage_records.questions import Question
+from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import load_settings
-from forage_trainer.data.dataset import Batches
-from forage_trainer.data.feeder import Feeder
-from forage_trainer.data.places import Held, Place, ReadyOrder, Settled
-from forage_trainer.waiting import RedisRetry
+from forage_trainer.data.selection import has_equal_rewards
 
 STEPS, STALENESS = 8, 2
 ROWS = tuple(Question("q", "train", i, (), GroundTruth(targets=[str(i)]), str(i)) for i in range(40))
@@ -41,7 +43,11 @@ def build_feeder(size: int) -> tuple[Feeder, IssuedStreams]:
     overrides = [f"data.train_batch_size={size}", "trainer.batching=ready", f"trainer.max_staleness={STALENESS}"]
     settings = load_settings(None, [*overrides, f"trainer.total_training_steps={STEPS}"], {})
     streams = IssuedStreams()
-    return Feeder(settings, cast(StreamClient, streams), Batches(ROWS, size, 0), cast(RedisRetry, call)), streams
+    batches, equal = (
+        Batches(ROWS, size, 0),
+        partial(has_equal_rewards, estimator=settings.trainer.algorithm.adv_estimator),
+    )
+    return Feeder(settings, cast(StreamClient, streams), batches, cast(RedisRetry, call), equal), streams
 
 
 def take(feeder: Feeder, size: int, steps: range, order: Callable[[list[Place]], list[Place]] = sorted) -> list[int]:

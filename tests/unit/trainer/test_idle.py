@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forage_proto.v1.trajectory_pb2 import Timings, Trajectory, TrajectoryGroup
 from forage_queue.streams.client import Entry
-from forage_trainer.data.idle import IdleTime
+from forage_queue.trainer.idle import IdleTime
 
 
 def make_entry(arrived_ms: int, *durations_s: float) -> Entry[TrajectoryGroup]:

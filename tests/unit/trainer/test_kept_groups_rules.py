@@ -8,9 +8,9 @@ import pytest
 from google.protobuf.proto import serialize_length_prefixed
 
 from forage_proto.v1.packed_pb2 import PackedGroup
+from forage_queue.trainer.batcher import Batch
+from forage_queue.trainer.kept_groups import KeptGroups
 from forage_runtime.errors import DataError
-from forage_trainer.checkpoints.kept_groups import KeptGroups
-from forage_trainer.data.batcher import Batch
 
 
 def test_a_file_with_other_groups_than_were_written_is_damaged(tmp_path: Path) -> None:

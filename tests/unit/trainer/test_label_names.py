@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from forage_trainer.label_names import MAX_CHARS, OTHER, LabelNames
+from forage_runtime.telemetry.label_names import MAX_CHARS, OTHER, LabelNames
 
 
 def test_the_first_names_keep_their_name_for_good() -> None:

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from forage_proto.v1.trajectory_pb2 import LedgerEntry
 from forage_queue.streams.client import StreamClient
-from forage_trainer.checkpoints.pending import PendingSteps
-from forage_trainer.data.batcher import Batch
-from forage_trainer.waiting import RedisRetry
+from forage_queue.trainer.batcher import Batch
+from forage_queue.trainer.pending import PendingSteps
+from forage_runtime.retries import RedisRetry
 
 
 class Streams:

@@ -9,7 +9,7 @@ import pytest
 from trainer_parts import make_group
 
 from forage_queue.streams.client import Entry
-from forage_trainer.data.places import Held, Place, ReadyOrder, Settled, StrictOrder, list_slots
+from forage_queue.trainer.places import Held, Place, ReadyOrder, Settled, StrictOrder, list_slots
 
 SIZE, STALENESS = 3, 2
 _ids = count(1)

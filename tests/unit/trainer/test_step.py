@@ -10,8 +10,8 @@ from trainer_parts import build_trajectory, make_group
 
 from forage_proto.v1.trajectory_pb2 import Policy, Status, TrajectoryGroup, Turn
 from forage_queue.streams.client import Entry
+from forage_queue.trainer.batcher import Batch
 from forage_runtime.settings import Settings, load_settings
-from forage_trainer.data.batcher import Batch
 from forage_trainer.data.tensors import StepTensors
 from forage_trainer.engine.policy_worker import UpdateResult
 from forage_trainer.reporting.guards import Guards

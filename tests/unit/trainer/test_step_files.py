@@ -13,10 +13,10 @@ from trainer_parts import build_trajectory, make_group
 
 from forage_proto.v1.trajectory_pb2 import Status, TrajectoryGroup
 from forage_queue.streams.client import Entry
+from forage_queue.trainer.batcher import Batch
 from forage_records.step_file import Fate, GroupFate, list_saved_steps, read_group_fates, read_step, step_file_path
 from forage_records.trajectory_file import read_header, read_trajectories
 from forage_runtime.settings import AlgorithmSettings, Settings, load_settings
-from forage_trainer.data.batcher import Batch
 from forage_trainer.data.overlong import mask_cut
 from forage_trainer.data.selection import leave_out_unusable, select_trajectories
 from forage_trainer.data.tensors import build_step_tensors

@@ -12,6 +12,13 @@ class UnknownAddressError(ForageError):
     """No installed file system has such addresses. The sentence says why, and holds no credentials."""
 
 
+class StorageError(ForageError):
+    """An address cannot be read or written. The sentence does not hold the address's credentials."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(redact_text(sentence))
+
+
 def open_address(url: str) -> tuple[Any, str]:
     """The file system of a path or URL, and the folder's path in it.
 

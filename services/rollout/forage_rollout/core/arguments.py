@@ -15,12 +15,12 @@ from typing import Any, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from forage_rollout.core.repeatable import prepare_repeatable
-from forage_rollout.weights.adapter import build_engine_arguments
 from forage_runtime.errors import SettingsError
 from forage_runtime.files.served_lora import get_served_lora_rank
 from forage_runtime.files.socket_folder import find_socket_folder
 from forage_runtime.settings import EngineSettings, Settings
 from forage_runtime.telemetry.logs import get_logger
+from forage_weights.rollout.adapter import build_engine_arguments
 
 log = get_logger()
 _BATCHED_TOKENS_CPU = 4096
@@ -127,7 +127,7 @@ def build_arguments(settings: Settings, cpu: bool) -> dict[str, Any]:
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
         "enable_log_requests": False,
-        "scheduler_cls": "forage_rollout.weights.canary_scheduler.build_scheduler",
+        "scheduler_cls": "forage_weights.rollout.canary_scheduler.build_scheduler",
         "worker_extension_cls": "forage_rollout.engine.worker_extension.WorkerExtension",
     }
     if settings.trainer.placement == "colocated" and not cpu:

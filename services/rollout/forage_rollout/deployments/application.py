@@ -10,7 +10,7 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
-from forage_rollout.concurrency import count_most_groups
+from forage_queue.rollout.concurrency import count_most_groups
 from forage_rollout.deployments.agent import AgentDeployment
 from forage_rollout.deployments.autoscaling import count_wanted, find_target
 from forage_rollout.deployments.devices import check_nodes, count_gpus, list_node_gpus

@@ -10,17 +10,17 @@ from ray.serve.handle import DeploymentHandle
 
 from forage_proto.v1.packed_pb2 import PackedGroup
 from forage_proto.v1.trajectory_pb2 import Prompt, Replica
+from forage_queue.rollout import backpressure, concurrency
+from forage_queue.rollout.dispatcher import Dispatcher
 from forage_queue.streams.client import StreamClient
 from forage_queue.streams.history import open_history
 from forage_queue.streams.payloads import Payloads
-from forage_rollout import backpressure, concurrency
-from forage_rollout.background import supervise
 from forage_rollout.deployments.autoscaling import ONGOING
 from forage_rollout.deployments.readiness import wait_for_services
 from forage_rollout.deployments.replica import REDIS_TIMEOUT_S, CheckPace, broadcast, build_process_name, start_process
-from forage_rollout.dispatcher import Dispatcher
 from forage_rollout.metrics import Counts, Snapshot, read_span_counts, to_counts
 from forage_rollout.worker_names import WorkerName
+from forage_runtime.background import supervise
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.waits import list_waits

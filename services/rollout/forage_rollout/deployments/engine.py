@@ -12,27 +12,27 @@ from typing import NoReturn
 import ray
 
 from forage_proto.v1.trajectory_pb2 import Policy, Replica, Sampling
+from forage_queue.rollout.shifts import Shifts
 from forage_queue.streams.client import StreamClient
 from forage_queue.streams.history import open_history
-from forage_rollout.background import supervise
 from forage_rollout.core.arguments import build_environment
 from forage_rollout.core.process import prepare_fork
 from forage_rollout.core.start_errors import EngineStartError, explain_start
 from forage_rollout.deployments.autoscaling import ONGOING
 from forage_rollout.deployments.engine_links import open_door
-from forage_rollout.deployments.follower import Follower
 from forage_rollout.deployments.replica import REDIS_TIMEOUT_S, CheckPace, build_process_name, start_process
 from forage_rollout.deployments.routing import OUT_OF_SERVICE
-from forage_rollout.deployments.shifts import Shifts
 from forage_rollout.engine.endpoint_engine import EndpointEngine
 from forage_rollout.engine.openai import OpenAiRoutes, ResponseHead
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.links.doors import describe_door
 from forage_rollout.metrics import Snapshot, read_call_counts, to_counts
-from forage_rollout.weights.policy import NotServingError
+from forage_runtime.background import supervise
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.waits import list_waits
+from forage_weights.rollout.follower import Follower
+from forage_weights.rollout.policy import NotServingError
 
 log = get_logger()
 _OUT_OF_SERVICE_S = 60.0

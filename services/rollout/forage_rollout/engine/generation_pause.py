@@ -10,8 +10,8 @@ from typing import Any
 
 from forage_proto.v1.trajectory_pb2 import Policy
 from forage_rollout.engine.scheduler_watch import SchedulerWatch
-from forage_rollout.weights.canary import hold_requests
-from forage_rollout.weights.policy import format_label
+from forage_weights.rollout.canary import hold_requests
+from forage_weights.rollout.policy import format_label
 
 
 class GenerationPause:

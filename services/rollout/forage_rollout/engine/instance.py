@@ -13,10 +13,10 @@ from forage_rollout.core.arguments import build_arguments, build_environment, is
 from forage_rollout.core.process import use_own_processes
 from forage_rollout.engine.generation_pause import GenerationPause
 from forage_rollout.engine.scheduler_watch import SchedulerWatch
-from forage_rollout.weights.adapter import Adapters
-from forage_rollout.weights.canary import CanaryBounds
-from forage_rollout.weights.stager import Stager
 from forage_runtime.settings import Settings
+from forage_weights.rollout.adapter import Adapters
+from forage_weights.rollout.canary import CanaryBounds
+from forage_weights.rollout.stager import Stager
 from forage_weights.tensors import SUFFIX
 
 _WEIGHTS = (SUFFIX, ".bin", ".gguf", ".index.json", ".pt", ".pth")

@@ -7,9 +7,9 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from forage_rollout.weights.policy import NotServingError
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.waits import waiting as named
+from forage_weights.rollout.policy import NotServingError
 
 log = get_logger()
 

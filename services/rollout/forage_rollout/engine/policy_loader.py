@@ -16,12 +16,6 @@ from forage_rollout.engine.engine_counts import EngineCounts, Meter
 from forage_rollout.engine.generation_pause import GenerationPause
 from forage_rollout.engine.instance import Instance, lay_out_model
 from forage_rollout.engine.leases import Leases
-from forage_rollout.weights.adapter import verify_adapter
-from forage_rollout.weights.canary import CanaryCheck, CanaryError
-from forage_rollout.weights.holding import hold_policy, open_cache
-from forage_rollout.weights.policy import format_label, is_newer
-from forage_rollout.weights.stager import call_living
-from forage_rollout.weights.validation import verify_tensors
 from forage_runtime.files.model_folder import list_weight_files
 from forage_runtime.files.served_lora import get_served_lora_rank
 from forage_runtime.security.audit import record_act
@@ -29,6 +23,12 @@ from forage_runtime.settings import Settings
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.waits import waiting
 from forage_weights.announcement import PolicyError, check_canary, describe_policy
+from forage_weights.rollout.adapter import verify_adapter
+from forage_weights.rollout.canary import CanaryCheck, CanaryError
+from forage_weights.rollout.holding import hold_policy, open_cache
+from forage_weights.rollout.policy import format_label, is_newer
+from forage_weights.rollout.stager import call_living
+from forage_weights.rollout.validation import verify_tensors
 from forage_weights.tensors import SUFFIX, read_headers
 
 log = get_logger()

@@ -17,13 +17,13 @@ from forage_rollout.engine.policy_loader import PolicyLoader
 from forage_rollout.engine.sampling_parameters import build_parameters, find_refusal
 from forage_rollout.engine.stops import StopTexts
 from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
-from forage_rollout.weights.adapter import Adapter
-from forage_rollout.weights.canary import CanaryError
-from forage_rollout.weights.policy import EngineHangsError, EngineLostError, NotServingError, parse_label
-from forage_rollout.weights.stager import call_living
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.text.chat_template import Chat
+from forage_weights.rollout.adapter import Adapter
+from forage_weights.rollout.canary import CanaryError
+from forage_weights.rollout.policy import EngineHangsError, EngineLostError, NotServingError, parse_label
+from forage_weights.rollout.stager import call_living
 
 log = get_logger()
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from forage_rollout.core.start_errors import record_start_errors
-from forage_rollout.weights.staging import DeltaFiles, Stage
 from forage_runtime.telemetry.stacks import write_stacks_on_signal
+from forage_weights.rollout.staging import DeltaFiles, Stage
 
 write_stacks_on_signal()
 record_start_errors()

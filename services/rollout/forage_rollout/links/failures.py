@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from forage_rollout.links.frames import FrameError
-from forage_rollout.weights.policy import EngineLostError, NotServingError
 from forage_runtime.clients.calls import MalformedReplyError, RefusedError
 from forage_runtime.errors import ForageError, UnavailableError
+from forage_weights.rollout.policy import EngineLostError, NotServingError
 
 
 class EngineError(ForageError):

@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from forage_proto.v1.trajectory_pb2 import TemplateValues
-from forage_rollout.background import supervise
 from forage_rollout.links.affinity import order_replicas
 from forage_rollout.links.failures import LinkLostError
 from forage_rollout.links.link import Door, EngineLink
 from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
-from forage_rollout.weights.policy import EngineLostError, NotServingError
+from forage_runtime.background import supervise
 from forage_runtime.errors import UnavailableError
 from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.log_sampling import LogSampler
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.waits import waiting
 from forage_runtime.text.chat_template import Chat
+from forage_weights.rollout.policy import EngineLostError, NotServingError
 
 log = get_logger()
 T = TypeVar("T")

@@ -20,10 +20,10 @@ from forage_rollout.links.frames import (
     unpack_request,
 )
 from forage_rollout.loop.generation import Engine
-from forage_rollout.weights.policy import NotServingError
 from forage_runtime.addresses import join_address, listen
 from forage_runtime.security.refusals import Refusal, record_refusal
 from forage_runtime.telemetry.logs import get_logger
+from forage_weights.rollout.policy import NotServingError
 
 log = get_logger()
 LOAD = struct.Struct("<I")

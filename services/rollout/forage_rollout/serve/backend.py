@@ -15,10 +15,10 @@ from forage_rollout.deployments.cluster import Cluster
 from forage_rollout.engine.openai import CHATS, ResponseHead
 from forage_rollout.engine.sampling_parameters import RefusedSamplingError
 from forage_rollout.metrics import RolloutCollector, Snapshot
-from forage_rollout.weights.policy import find_oldest, is_newer
 from forage_runtime.errors import ForageError, UnavailableError
 from forage_runtime.telemetry.health import Health
 from forage_weights.announcement import PolicyError
+from forage_weights.rollout.policy import find_oldest, is_newer
 
 DEPLOYMENTS = ("Engine", "Agent", "Dispatcher")
 

@@ -19,8 +19,9 @@ from forage_proto.v1.trajectory_pb2 import (
     Trajectory,
     TrajectoryGroup,
 )
+from forage_queue.rollout.dispatcher import MAX_SAMPLES
 from forage_rollout.environments.loading import BUILT_IN, EXPECTED
-from forage_rollout.prompt_checks import MAX_SAMPLES, MAX_TOP_K
+from forage_rollout.prompt_checks import MAX_TOP_K
 from forage_runtime.files.template_values import build_template_values
 from forage_runtime.settings import Settings
 from forage_runtime.text.enums import name_value

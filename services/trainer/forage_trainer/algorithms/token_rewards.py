@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from forage_proto.v1.trajectory_pb2 import Score, Trajectory
 from forage_runtime.settings import RewardPlacement
-from forage_trainer.columns.arrived import list_turns, read_mask
+from forage_trajectory.arrived import list_turns, read_mask
 
 _TURN = re.compile(r"(?:.*\.)?turn_(\d+)")
 

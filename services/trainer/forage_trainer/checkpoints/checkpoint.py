@@ -19,7 +19,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from forage_queue.trainer.pending import ConsumedStep
 from forage_runtime.errors import DataError, DiskFullError, UserError
+from forage_runtime.files.folders import (
+    measure_folder,
+    remove_folder,
+    remove_leftovers,
+    stage_folder,
+    write_json,
+    write_text,
+)
 from forage_runtime.security.signatures import RunSignatures, SignatureError
 from forage_runtime.settings import SecuritySettings
 from forage_runtime.telemetry.logs import get_logger
@@ -29,7 +38,6 @@ from forage_trainer.checkpoints.manifest import (
     LATEST,
     MANIFEST,
     STATE,
-    ConsumedStep,
     Manifest,
     Stateful,
     list_checkpoints,
@@ -38,16 +46,7 @@ from forage_trainer.checkpoints.manifest import (
     sign_checkpoint,
     stamp_files,
 )
-from forage_trainer.files import (
-    RANK_DIGESTS,
-    compute_digests,
-    measure_folder,
-    remove_folder,
-    remove_leftovers,
-    stage_folder,
-    write_json,
-    write_text,
-)
+from forage_trainer.folder_digests import RANK_DIGESTS, compute_digests
 
 BYTES_PER_PARAMETER = 16
 """Weights and two Adam moments in fp32, and room for the smaller files."""

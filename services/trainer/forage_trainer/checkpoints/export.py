@@ -13,12 +13,12 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import AutoConfig
 
 from forage_runtime.errors import DataError
+from forage_runtime.files.folders import stage_folder
 from forage_runtime.security.signatures import RunSignatures, SignatureError
 from forage_trainer.checkpoints.manifest import BEST, MANIFEST, STATE, list_checkpoints, read_checkpoint
-from forage_trainer.files import stage_folder
 from forage_trainer.weights.checkpoint_tensors import build_checkpoint, build_skeleton, cast, set_conversions
-from forage_trainer.weights.model_files import CONFIGURATION, LORA_META, MODEL_META, WeightsFile, write_model_folder
 from forage_trainer.weights.shards import read_whole
+from forage_weights.trainer.model_files import CONFIGURATION, LORA_META, MODEL_META, WeightsFile, write_model_folder
 
 _DOWN = ".lora_A.default.weight"
 _PREFIX = "base_model.model."

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from forage_queue.trainer.pending import ConsumedGroup, ConsumedStep
 from forage_runtime.errors import DataError, UserError
 from forage_runtime.security.signatures import Purpose, RunSignatures, SignatureError
 from forage_runtime.telemetry.logs import get_logger
-from forage_trainer.files import find_altered
+from forage_trainer.folder_digests import find_altered
 from forage_weights.digests import compute_digest
 
 LATEST, BEST, MANIFEST, STATE = "latest", "best", "manifest.json", "state"
@@ -30,32 +31,6 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-@dataclass(frozen=True)
-class ConsumedGroup:
-    """A group that was consumed by a step. entry: its id on the trajectories stream."""
-
-    batch: int
-    position: int
-    attempt: int
-    uid: str
-    entry: str
-
-
-@dataclass(frozen=True)
-class ConsumedStep:
-    """A step and the groups that it consumed.
-
-    dropped: uids of the stragglers: groups that did not arrive in time. ends: batches that are over with the step; None
-    in checkpoints from before trainer.batching, where it is the batch of the step's number.
-    """
-
-    step: int
-    epoch: int
-    groups: tuple[ConsumedGroup, ...]
-    dropped: tuple[str, ...] = ()
-    ends: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

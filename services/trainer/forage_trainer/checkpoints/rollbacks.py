@@ -15,9 +15,9 @@ from typing import Any
 
 from prometheus_client import Gauge
 
+from forage_queue.trainer.places import Place, PlacesOfSteps
 from forage_runtime.errors import ForageError, UserError
-from forage_trainer.data.places import Place, PlacesOfSteps
-from forage_trainer.files import write_json
+from forage_runtime.files.folders import write_json
 from forage_trainer.reporting.guards import Trip
 
 ROLLBACKS = Gauge("forage_trainer_rollbacks", "Rollbacks of this run, restarts included")

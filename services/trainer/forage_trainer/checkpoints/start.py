@@ -6,17 +6,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from forage_queue.streams.client import StreamClient
+from forage_queue.trainer.kept_groups import KeptGroups
+from forage_queue.trainer.places import PLACES, PlacesOfSteps, Settled, place_of
 from forage_runtime.errors import DiskFullError, UserError
+from forage_runtime.retries import DiskRetry, RedisRetry
 from forage_runtime.security.audit import record_act
 from forage_runtime.security.signatures import RunSignatures
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.checkpoints.checkpoint import Checkpoints
-from forage_trainer.checkpoints.kept_groups import KeptGroups
 from forage_trainer.checkpoints.manifest import Manifest
-from forage_trainer.data.places import PLACES, PlacesOfSteps, Settled, place_of
 from forage_trainer.reporting.settings_file import write_settings
-from forage_trainer.waiting import DiskRetry, RedisRetry
 
 
 @dataclass(frozen=True)

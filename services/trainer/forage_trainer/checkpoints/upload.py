@@ -14,11 +14,11 @@ from typing import Any
 from prometheus_client import Counter, Gauge
 
 from forage_runtime.files import durable
+from forage_runtime.files.folders import remove_folder, remove_leftovers, stage_folder
 from forage_runtime.files.remote import open_file_system
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.waits import idling, waiting
 from forage_trainer.checkpoints.manifest import MANIFEST, list_checkpoints
-from forage_trainer.files import remove_folder, remove_leftovers, stage_folder
 
 ATTEMPTS = 5
 """Attempts at one checkpoint in a row; then it waits until another one is saved, or for the next start."""

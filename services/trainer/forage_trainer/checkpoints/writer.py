@@ -8,21 +8,21 @@ from functools import partial
 from typing import Any, Protocol
 
 from forage_queue.streams.client import StreamClient
+from forage_queue.trainer.batcher import Batch
+from forage_queue.trainer.kept_groups import KeptGroups
+from forage_queue.trainer.pending import PendingSteps
 from forage_records.events import EventKind, EventLog
 from forage_runtime.errors import DiskFullError, UnavailableError
+from forage_runtime.retries import RedisRetry
 from forage_runtime.security.signatures import RunSignatures
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.checkpoints.checkpoint import Checkpoints
-from forage_trainer.checkpoints.kept_groups import KeptGroups
 from forage_trainer.checkpoints.manifest import Manifest, Stateful, parse_step
-from forage_trainer.checkpoints.pending import PendingSteps
 from forage_trainer.checkpoints.start import Start, await_space, take_over
 from forage_trainer.checkpoints.upload import Uploader
-from forage_trainer.data.batcher import Batch
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.reporting.progress import replace_non_finite
-from forage_trainer.waiting import RedisRetry
 
 
 class Inbox(Protocol):
@@ -96,7 +96,7 @@ class CheckpointWriter:
         self._worker.load(state)
         self._checkpoints.require_unchanged(state)
         manifest.restore_parts(self.parts)
-        self._pending.restore(manifest, self._retry(self._streams.read_ledger))
+        self._pending.restore(manifest.consumed, self._retry(self._streams.read_ledger))
         get_logger().info("resumed", step=manifest.step, from_epoch=manifest.epoch, processes=manifest.world_size)
         return manifest
 

@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Iterable
 
 from forage_proto.v1.trajectory_pb2 import Policy, TrajectoryGroup
-from forage_trainer.columns.arrived import digest_trajectory
 from forage_trainer.data.selection import is_valid
+from forage_trajectory.arrived import digest_trajectory
 
 
 def digest_tokens(groups: Iterable[TrajectoryGroup]) -> str:

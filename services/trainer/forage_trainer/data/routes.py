@@ -12,12 +12,12 @@ from forage_queue.streams.client import ENVIRONMENTS_SILENCE_S, StreamClient
 from forage_records.questions import Questions, check_environments, check_routes
 from forage_runtime.clients.reward import RewardClient
 from forage_runtime.errors import UnavailableError, UserError
+from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import Settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.waits import Wait, waiting
-from forage_trainer.waiting import RedisRetry
 
 _LOG_INTERVAL_S = 10.0
 _PAUSE_S = 0.5

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 
 from forage_proto.v1.trajectory_pb2 import Status, Trajectory, TrajectoryGroup
+from forage_queue.trainer.places import list_slots
 from forage_runtime.settings import AdvantageEstimator, AlgorithmSettings, TrainerSettings
 from forage_trainer.algorithms.estimators.groups import find_participants
 from forage_trainer.algorithms.token_rewards import to_structured_reward
-from forage_trainer.columns.arrived import count_tokens
-from forage_trainer.data.places import list_slots
+from forage_trajectory.arrived import count_tokens
 
 LEFT_OUT = "left out of the step, "
 """What the detail of a status begins with where `leave_out_unusable` has given it."""
@@ -80,6 +80,11 @@ def leave_out_unusable(groups: Sequence[TrajectoryGroup], settings: TrainerSetti
     return counts
 
 
+def has_equal_rewards(group: TrajectoryGroup, estimator: AdvantageEstimator) -> bool:
+    """Whether a group gives no gradient because its rewards are all equal."""
+    return bool(find_equal_groups([group], estimator))
+
+
 def find_equal_groups(groups: Sequence[TrajectoryGroup], estimator: AdvantageEstimator) -> tuple[int, ...]:
     """Numbers of the groups with two or more valid rows whose rewards are all equal: they give no gradient.
 
@@ -99,15 +104,6 @@ def find_equal_groups(groups: Sequence[TrajectoryGroup], estimator: AdvantageEst
         if equal:
             equal_groups.append(number)
     return tuple(equal_groups)
-
-
-def has_outage(group: TrajectoryGroup) -> bool:
-    """Whether a trajectory has a failure that may not come again: a service, or a shard of one, was down."""
-    outages = (Status.STATUS_TIMEOUT, Status.STATUS_INTERNAL)
-    return any(
-        t.status in outages or t.score.status in outages or any(turn.partial_retrieval for turn in t.turns)
-        for t in group.trajectories
-    )
 
 
 def is_valid(trajectory: Trajectory) -> bool:

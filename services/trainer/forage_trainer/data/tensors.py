@@ -20,9 +20,9 @@ from verl.utils import tensordict_utils as tu
 
 from forage_runtime.settings import AlgorithmSettings
 from forage_trainer.algorithms.token_rewards import compute_token_rewards, to_structured_reward
-from forage_trainer.columns.arrays import AnyColumns
-from forage_trainer.columns.arrived import count_tokens, read_columns, read_mask
 from forage_trainer.data.selection import Selection
+from forage_trajectory.arrays import AnyColumns
+from forage_trajectory.arrived import count_tokens, read_columns, read_mask
 
 NO_ROW = -1
 RowValues: TypeAlias = torch.Tensor | Mapping[int, torch.Tensor]

@@ -24,11 +24,11 @@ from torch.distributed.fsdp import FSDPModule
 from verl.utils.device import get_device_name
 
 from forage_runtime.errors import DataError
-from forage_trainer.files import write_json
+from forage_runtime.files.folders import write_json
 from forage_trainer.weights.adapter import describe_adapter
 from forage_trainer.weights.checkpoint_tensors import get_base, list_conversions
-from forage_trainer.weights.model_files import CONFIGURATION, LORA_META, MODEL_META, copy_configuration
 from forage_trainer.weights.shards import ANOTHER, describe_parts, load_parts, write_part
+from forage_weights.trainer.model_files import CONFIGURATION, LORA_META, MODEL_META, copy_configuration
 
 MODEL, OPTIMIZER = "model", "optimizer"
 _SHARDED = "FSDP"

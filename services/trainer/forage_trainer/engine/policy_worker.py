@@ -15,7 +15,6 @@ from forage_runtime.errors import DataError, UserError
 from forage_runtime.files.served_lora import get_served_lora_rank
 from forage_runtime.settings import AdvantageEstimator, Settings
 from forage_runtime.telemetry.logs import get_logger
-from forage_trainer.columns.arrays import ColumnFolder
 from forage_trainer.data.rows import split_mini_batches
 from forage_trainer.data.tensors import Rows, StepTensors
 from forage_trainer.engine.actor_loss import ActorLoss, build_actor_config
@@ -28,10 +27,11 @@ from forage_trainer.engine.engine_config import (
 )
 from forage_trainer.engine.spmd import Processes, collective
 from forage_trainer.engine.verl_worker import VerlWorker, collect, hand_out, mean
-from forage_trainer.files import describe_rank
+from forage_trainer.folder_digests import describe_rank
 from forage_trainer.weights.adapter import count_adapted, extract_adapter
 from forage_trainer.weights.checkpoint_tensors import build_checkpoint, cast
-from forage_trainer.weights.model_files import Adapter
+from forage_trajectory.arrays import ColumnFolder
+from forage_weights.trainer.model_files import Adapter
 
 _NAN = float("nan")
 _CRITIC = "critic"

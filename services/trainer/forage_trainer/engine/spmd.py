@@ -28,10 +28,10 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from forage_runtime.errors import ForageError
 from forage_runtime.telemetry.waits import waiting
-from forage_trainer.columns.arrays import ColumnFile, ColumnFolder, Columns, StoredColumns
 from forage_trainer.data.tensors import Rows
-from forage_trainer.waiting import CollectiveTimeoutError
+from forage_trajectory.arrays import ColumnFile, ColumnFolder, Columns, StoredColumns
 
 _TIMED_OUT = re.compile("timed out|timeout", re.IGNORECASE)
 _ALIVE = ""
@@ -42,6 +42,10 @@ _SIZES = ("prompts", "responses", "temperatures", "positions")
 """Fields of `Rows` with a number for each row."""
 _ALIVE_SHARE = 4
 """Signs of life within one time limit."""
+
+
+class CollectiveTimeoutError(ForageError):
+    """A process of the trainer waited too long for another one."""
 
 
 class Processes:

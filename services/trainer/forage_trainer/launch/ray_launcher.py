@@ -29,8 +29,8 @@ from forage_runtime.stop import Stop, Stopped
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.waits import waiting
 from forage_trainer.device import check_gpus
+from forage_trainer.engine.spmd import CollectiveTimeoutError
 from forage_trainer.run import EXIT_FAILED, EXIT_STOPPED
-from forage_trainer.waiting import CollectiveTimeoutError
 
 if TYPE_CHECKING:
     from forage_trainer.launch.ray_rank import RankLocation

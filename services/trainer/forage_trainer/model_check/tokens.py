@@ -13,9 +13,9 @@ from forage_runtime.text.chat_template import count_common
 from forage_runtime.text.observation import RESERVED_TAGS, escape_tags
 from forage_runtime.text.tags import CLOSE, OPEN, Tag
 from forage_trainer.chats.template_facts import Fact, Level
-from forage_trainer.columns.arrays import Columns
 from forage_trainer.data.tensors import Rows
 from forage_trainer.engine.layout import Layout
+from forage_trajectory.arrays import Columns
 
 _STOPS = (CLOSE[Tag.SEARCH], CLOSE[Tag.ANSWER])
 _TURNS = (

@@ -8,14 +8,14 @@ from functools import partial
 from typing import Any
 
 from forage_proto.v1.trajectory_pb2 import Policy
+from forage_runtime.retries import DiskRetry
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.data.digests import digest_weights
 from forage_trainer.reporting.metrics import export_metrics
 from forage_trainer.reporting.progress import MetricsFile
 from forage_trainer.reporting.tracking import Tracker
-from forage_trainer.waiting import DiskRetry
-from forage_trainer.weights.publisher import measure_published
+from forage_weights.trainer.publisher import measure_published
 
 _PHASES = ("wait", "logp", "ref", "values", "critic", "probe", "update", "publish", "checkpoint")
 _LOGGED = ("step", "total_steps", "reward_mean", "em_mean", "search_rate", "grad_norm", "logprob_diff_mean")

@@ -12,8 +12,8 @@ from prometheus_client import Counter, Gauge
 
 from forage_proto.v1.trajectory_pb2 import Status, Trajectory, TrajectoryGroup
 from forage_trainer.algorithms.token_rewards import compute_turn_sum
-from forage_trainer.columns.arrived import count_tokens
 from forage_trainer.data.selection import is_valid
+from forage_trajectory.arrived import count_tokens
 
 FORMAT = "format"
 """Name of the reward component that is positive where a trajectory has the right format."""

@@ -12,8 +12,8 @@ from prometheus_client import Gauge
 
 from forage_runtime.errors import DiskFullError
 from forage_runtime.files import durable
+from forage_runtime.files.folders import write_json, write_text
 from forage_runtime.telemetry.logs import get_logger
-from forage_trainer.files import write_json, write_text
 
 PHASE = Gauge("forage_trainer_phase", "1 for the current phase: starting, validating, training, done", ["phase"])
 

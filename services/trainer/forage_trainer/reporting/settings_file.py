@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from forage_runtime.errors import DiskFullError
+from forage_runtime.files.folders import write_text
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.logs import get_logger
-from forage_trainer.files import write_text
 
 _HEAD = "# The settings that the trainer was started with, without credentials.\n"
 

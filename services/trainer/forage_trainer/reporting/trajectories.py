@@ -11,17 +11,17 @@ from pathlib import Path
 import torch
 
 from forage_proto.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
+from forage_queue.trainer.batcher import Batch
+from forage_queue.trainer.places import list_slots
 from forage_records.step_file import Fate, GroupFate, StepRow, list_saved_steps, step_file_path, write_step
 from forage_records.trajectory_file import explain_failure
 from forage_runtime.files import durable
 from forage_runtime.files.model_folder import read_end_of_turn
 from forage_runtime.settings import Settings
-from forage_trainer.columns.arrived import count_tokens, restore_trajectories
-from forage_trainer.data.batcher import Batch
-from forage_trainer.data.places import list_slots
 from forage_trainer.data.selection import LEFT_OUT, Selection, is_valid
 from forage_trainer.data.tensors import StepTensors
 from forage_trainer.data.texts import TextReader
+from forage_trajectory.arrived import count_tokens, restore_trajectories
 
 
 @dataclass(frozen=True)

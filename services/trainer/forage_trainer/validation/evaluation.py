@@ -12,25 +12,25 @@ from prometheus_client import Gauge
 
 from forage_proto.v1.trajectory_pb2 import Policy, Prompt, Purpose, Sampling, Trajectory, TrajectoryGroup
 from forage_queue.streams.client import VALIDATION, StreamClient
+from forage_queue.trainer import spans
+from forage_queue.trainer.arrivals import Arrivals, Entries, Receiver
+from forage_queue.trainer.batcher import LOG_INTERVAL_S, BatchTimeoutError
+from forage_queue.trainer.dataset import SOURCES
+from forage_queue.trainer.feeder import ISSUED
 from forage_records.questions import Question
 from forage_records.run_folder import WATCH
+from forage_runtime.files.folders import write_json, write_text
 from forage_runtime.files.template_values import build_template_values
+from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.health import Health
+from forage_runtime.telemetry.label_names import OTHER
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.waits import Wait, waiting
-from forage_trainer.data import spans
-from forage_trainer.data.arrivals import Arrivals, Entries, Receiver
-from forage_trainer.data.batcher import LOG_INTERVAL_S, BatchTimeoutError
-from forage_trainer.data.dataset import SOURCES
-from forage_trainer.data.feeder import ISSUED
 from forage_trainer.data.texts import TextReader
-from forage_trainer.files import write_json, write_text
-from forage_trainer.label_names import OTHER
 from forage_trainer.reporting.progress import Phase, StateFile
 from forage_trainer.validation.answers import StoredAnswers
 from forage_trainer.validation.results import build_record, is_judged, is_rewarded, list_sources, summarize
-from forage_trainer.waiting import RedisRetry
 
 RETRIES = 2
 """Times that a failed question is issued again before it counts as failed."""

@@ -20,9 +20,9 @@ from forage_proto.v1.probe_pb2 import Probed
 from forage_proto.v1.trajectory_pb2 import Policy, Trajectory
 from forage_records import sampling
 from forage_records.questions import Question
+from forage_runtime.files.folders import write_json
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.logs import get_logger
-from forage_trainer.files import write_json
 from forage_trainer.reporting.progress import Phase, StateFile
 from forage_trainer.validation.prober import Purpose, TrainingProber
 

@@ -18,9 +18,9 @@ from forage_probe import metrics as probe_metrics
 from forage_probe.prober import ProbePlan
 from forage_proto.v1.trajectory_pb2 import Policy, Status, Trajectory
 from forage_runtime.settings import Settings
-from forage_trainer.columns.arrived import restore_trajectory
 from forage_trainer.data.texts import TextReader
 from forage_trainer.validation.prober import Purpose, TrainingProber
+from forage_trajectory.arrived import restore_trajectory
 
 
 def subtract_penalty(

@@ -11,7 +11,7 @@ from peft import PeftConfig, PeftModel
 from peft.tuners.lora import LoraLayer, ParamWrapper
 
 from forage_trainer.weights.checkpoint_tensors import is_of_adapter
-from forage_trainer.weights.model_files import Adapter
+from forage_weights.trainer.model_files import Adapter
 
 _ADAPTER = "default"
 _ROUTERS = ("gate", "router")

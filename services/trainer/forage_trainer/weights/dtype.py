@@ -11,7 +11,7 @@ import torch
 
 from forage_runtime.files.served_lora import get_served_lora_rank
 from forage_runtime.settings import Settings
-from forage_trainer.weights.model_files import Adapter
+from forage_weights.trainer.model_files import Adapter
 
 _DTYPES = {
     "float32": torch.float32,

@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from forage_runtime.errors import DataError
+from forage_runtime.files.folders import stage_folder
 from forage_runtime.settings import PublishSettings
-from forage_trainer.files import stage_folder
 from forage_trainer.weights.checkpoint_tensors import build_checkpoint
-from forage_trainer.weights.model_files import WeightsFile, write_model_folder
+from forage_weights.trainer.model_files import WeightsFile, write_model_folder
 
 _PRE_TOKENIZERS = {
     "smollm": lambda: pre_tokenizers.Sequence(

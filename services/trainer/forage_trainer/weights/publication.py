@@ -9,15 +9,15 @@ from typing import Any
 
 from forage_proto.v1.trajectory_pb2 import Policy, TrajectoryGroup
 from forage_queue.streams.client import StreamClient
+from forage_runtime.retries import RedisRetry
 from forage_runtime.security.signatures import RunSignatures
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.health import Health
 from forage_runtime.telemetry.logs import get_logger
-from forage_trainer.waiting import RedisRetry
-from forage_trainer.weights.policy_store import PolicyStore
-from forage_trainer.weights.publisher import Publisher
-from forage_trainer.weights.refusals import Refusals
 from forage_trainer.weights.snapshots import Snapshots, Worker
+from forage_weights.trainer.policy_store import PolicyStore
+from forage_weights.trainer.publisher import Publisher
+from forage_weights.trainer.refusals import Refusals
 
 
 class Publication:

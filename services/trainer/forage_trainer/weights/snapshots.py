@@ -16,12 +16,12 @@ import torch
 from forage_proto.v1.trajectory_pb2 import Canary, TrajectoryGroup
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.logs import get_logger
-from forage_trainer.columns.arrays import Columns
-from forage_trainer.columns.arrived import count_tokens, read_columns
 from forage_trainer.data.tensors import Rows
 from forage_trainer.weights import dtype
-from forage_trainer.weights.model_files import Adapter
+from forage_trajectory.arrays import Columns
+from forage_trajectory.arrived import count_tokens, read_columns
 from forage_weights.announcement import CANARY_ROWS, CANARY_TOKENS
+from forage_weights.trainer.model_files import Adapter
 
 _LEAST = 2
 

@@ -9,25 +9,26 @@ import itertools
 import sys
 import threading
 import time
+from functools import partial
 
 import redis
 from trainer_parts import make_group
 
 from forage_proto.v1.trajectory_pb2 import GroundTruth
 from forage_queue.streams.client import StreamClient
+from forage_queue.trainer.batcher import Batcher
+from forage_queue.trainer.dataset import Batches
+from forage_queue.trainer.feeder import Feeder
+from forage_queue.trainer.pending import PendingSteps
 from forage_records.questions import Question
+from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import RedisSettings, Settings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
 from forage_runtime.telemetry.logs import configure_logs
-from forage_trainer.checkpoints.pending import PendingSteps
-from forage_trainer.data.batcher import Batcher
-from forage_trainer.data.dataset import Batches
-from forage_trainer.data.feeder import Feeder
-from forage_trainer.data.selection import leave_out_unusable, select_trajectories
+from forage_trainer.data.selection import has_equal_rewards, leave_out_unusable, select_trajectories
 from forage_trainer.data.tensors import build_step_tensors
 from forage_trainer.reporting.metrics import compute_trajectory_metrics
-from forage_trainer.waiting import RedisRetry
 
 _SIZE = 2
 _PAUSE_S = 0.02
@@ -42,7 +43,8 @@ def main(url: str) -> None:
     epoch, health = streams.acquire_epoch(), Health()
     retry = RedisRetry(Stop(), health)
     rows = tuple(Question("q", "train", i, (), GroundTruth(targets=[str(i)]), str(i)) for i in range(40))
-    feeder = Feeder(settings, streams, Batches(rows, _SIZE, 0), retry)
+    equal = partial(has_equal_rewards, estimator=settings.trainer.algorithm.adv_estimator)
+    feeder = Feeder(settings, streams, Batches(rows, _SIZE, 0), retry, equal)
     batcher = Batcher(streams, _SIZE, settings.trainer, feeder, retry, health)
     pending = PendingSteps(streams, retry)
     batcher.start(0)

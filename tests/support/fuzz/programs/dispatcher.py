@@ -14,8 +14,8 @@ from rollout_backend import AgentBackend, LineEngine
 
 from forage_proto.v1.packed_pb2 import PackedGroup
 from forage_proto.v1.trajectory_pb2 import Policy, Prompt, Replica
+from forage_queue.rollout.dispatcher import Dispatcher
 from forage_queue.streams.client import StreamClient
-from forage_rollout.dispatcher import Dispatcher
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_runtime.settings import load_settings
 from forage_runtime.telemetry.logs import configure_logs

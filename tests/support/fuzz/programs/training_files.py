@@ -12,16 +12,16 @@ from policy_files import Publications
 from trainer_parts import make_group
 
 from forage_proto.v1.trajectory_pb2 import Policy, TrajectoryGroup
+from forage_queue.trainer import feeder, spans
+from forage_queue.trainer.batcher import oldest_version
+from forage_queue.trainer.dataset import refill_number
 from forage_records.step_file import StepRow, read_step, write_step
 from forage_runtime.settings import TrainerSettings
 from forage_trainer.checkpoints.manifest import read_checkpoint
-from forage_trainer.data import spans
-from forage_trainer.data.batcher import oldest_version
-from forage_trainer.data.dataset import refill_number
 from forage_trainer.data.digests import digest_tokens
-from forage_trainer.data.selection import has_outage, leave_out_unusable, select_trajectories
+from forage_trainer.data.selection import leave_out_unusable, select_trajectories
 from forage_trainer.data.tensors import build_step_tensors
-from forage_trainer.files import compute_digests
+from forage_trainer.folder_digests import compute_digests
 from forage_trainer.reporting.metrics import compute_trajectory_metrics
 from forage_weights.announcement import list_parts, verify_files
 from forage_weights.cache import PolicyCache
@@ -104,7 +104,7 @@ def make_readers(folder: Path) -> dict[str, Callable[[Path, str], Any]]:
         spans.record_claim(group)
         spans.record_drop(group, "stale")
         oldest_version(group)
-        has_outage(group)
+        feeder.has_outage(group)
         refill_number(group.group_uid)
         compute_trajectory_metrics([group], 1)
         leave_out_unusable([group], settings)

@@ -19,11 +19,11 @@ from google.protobuf.proto import parse_length_prefixed, serialize_length_prefix
 from forage_proto.v1.packed_pb2 import PackedGroup
 from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
 from forage_queue.streams.client import Entry
+from forage_queue.trainer.batcher import Batch
 from forage_runtime.errors import DataError
 from forage_runtime.files import durable
-from forage_trainer.columns.arrived import decode_group, encode_group
-from forage_trainer.data.batcher import Batch
-from forage_trainer.files import remove_leftovers
+from forage_runtime.files.folders import remove_leftovers
+from forage_trajectory.arrived import decode_group, encode_group
 from forage_trajectory.packing import pack_group
 
 _PACKED, _PLAIN = "packed_", "step_"

@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
 from functools import partial
 
 from forage_proto.v1.trajectory_pb2 import LedgerEntry
 from forage_queue.streams.client import StreamClient
-from forage_trainer.checkpoints.manifest import ConsumedGroup, ConsumedStep, Manifest
-from forage_trainer.data.batcher import Batch
-from forage_trainer.waiting import RedisRetry
+from forage_queue.trainer.batcher import Batch
+from forage_runtime.retries import RedisRetry
+
+
+@dataclass(frozen=True)
+class ConsumedGroup:
+    """A group that was consumed by a step. entry: its id on the trajectories stream."""
+
+    batch: int
+    position: int
+    attempt: int
+    uid: str
+    entry: str
+
+
+@dataclass(frozen=True)
+class ConsumedStep:
+    """A step and the groups that it consumed.
+
+    dropped: uids of the stragglers: groups that did not arrive in time. ends: batches that are over with the step; None
+    in checkpoints from before trainer.batching, where it is the batch of the step's number.
+    """
+
+    step: int
+    epoch: int
+    groups: tuple[ConsumedGroup, ...]
+    dropped: tuple[str, ...] = ()
+    ends: tuple[int, ...] | None = None
 
 
 class PendingSteps:
@@ -45,9 +71,9 @@ class PendingSteps:
         )
         self._pending.append(ConsumedStep(batch.number, epoch, groups, dropped, batch.ends))
 
-    def restore(self, manifest: Manifest, acknowledged: Container[int]) -> None:
+    def restore(self, consumed: Iterable[ConsumedStep], acknowledged: Container[int]) -> None:
         """Take over the steps of a checkpoint that are not in the ledger, which has the acknowledged ones."""
-        self._pending = [step for step in manifest.consumed if step.step not in acknowledged]
+        self._pending = [step for step in consumed if step.step not in acknowledged]
 
     def acknowledge(self, until: int) -> list[bytes]:
         """Acknowledge the pending steps up to that of a durable checkpoint, and enter them in the ledger.

@@ -6,19 +6,18 @@ import asyncio
 import time
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from forage_proto.v1.trajectory_pb2 import Policy, Replica, Shift
+from forage_queue.rollout.redis_threads import call_in_thread
+from forage_queue.rollout.shifts import Shifts, is_same, name_shift
 from forage_queue.streams import history
 from forage_queue.streams.client import ANNOUNCED, LIVELY_S, NEVER, SERVED, StreamClient
-from forage_rollout.deployments.shifts import Shifts, is_same, name_shift
-from forage_rollout.engine.vllm_engine import VllmEngine
-from forage_rollout.redis_threads import call_in_thread
-from forage_rollout.weights.policy import is_newer
 from forage_runtime.errors import UnavailableError
 from forage_runtime.security.audit import record_act
 from forage_runtime.telemetry.logs import get_logger
 from forage_weights.announcement import PolicyError, describe_policy
+from forage_weights.rollout.policy import is_newer
 
 log = get_logger()
 POLL_INTERVAL_S = 0.1
@@ -31,6 +30,29 @@ RETRY_INTERVAL_S = 1.0
 MAX_RETRY_INTERVAL_S = 30.0
 HEARTBEAT_INTERVAL_S = 5.0
 CATCH_UP_TIMEOUT_S = 60.0
+
+
+class Engine(Protocol):
+    """What a follower needs of an engine; `forage_rollout.engine.vllm_engine.VllmEngine` has it."""
+
+    out_of_service: str
+    """Why it refuses requests; empty: it serves."""
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def serving(self) -> Policy | None: ...
+    @property
+    def difference(self) -> float | None: ...
+    @property
+    def is_asleep(self) -> bool: ...
+    @property
+    def drains(self) -> bool: ...
+
+    async def load_policy(self, policy: Policy, allow_older: bool = False) -> float: ...
+    async def fall_asleep(self) -> None: ...
+    async def wake_weights(self) -> None: ...
+    async def wake_up(self) -> None: ...
 
 
 class _ReplacedError(Exception):
@@ -54,7 +76,7 @@ class Follower:
     def __init__(
         self,
         streams: StreamClient,
-        engine: VllmEngine,
+        engine: Engine,
         name: str,
         shifts: Shifts | None = None,
         audit_file: Path | None = None,

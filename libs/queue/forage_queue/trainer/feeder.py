@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from prometheus_client import Counter, Gauge
 
-from forage_proto.v1.trajectory_pb2 import Prompt, Purpose, Sampling, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Prompt, Purpose, Sampling, Status, TrajectoryGroup
 from forage_queue.streams.client import StreamClient
+from forage_queue.trainer import spans
+from forage_queue.trainer.dataset import Batches, refill_number
+from forage_queue.trainer.places import PLACES, Place, Settled
 from forage_runtime.files.template_values import build_template_values
+from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.logs import get_logger
-from forage_trainer.data import spans
-from forage_trainer.data.dataset import Batches, refill_number
-from forage_trainer.data.places import PLACES, Place, Settled
-from forage_trainer.data.selection import find_equal_groups, has_outage
-from forage_trainer.waiting import RedisRetry
 
 ISSUED = Counter("forage_trainer_prompts_issued_total", "Prompts put on the stream", ["purpose"])
 MAX_REPEATS = 10
@@ -35,6 +34,15 @@ def sampling_seed(run_seed: int, batch: int, position: int, refill: int) -> int:
     return 1 + int.from_bytes(hashlib.sha256(name).digest()[:6], "big")
 
 
+def has_outage(group: TrajectoryGroup) -> bool:
+    """Whether a trajectory has a failure that may not come again: a service, or a shard of one, was down."""
+    outages = (Status.STATUS_TIMEOUT, Status.STATUS_INTERNAL)
+    return any(
+        t.status in outages or t.score.status in outages or any(turn.partial_retrieval for turn in t.turns)
+        for t in group.trajectories
+    )
+
+
 class Feeder:
     """Issues batch b once version b - 1 - max_staleness exists.
 
@@ -44,8 +52,20 @@ class Feeder:
     settled: the places that need no group any more, which it never issues.
     """
 
-    def __init__(self, settings: Settings, streams: StreamClient, batches: Batches, retry: RedisRetry) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        streams: StreamClient,
+        batches: Batches,
+        retry: RedisRetry,
+        has_equal_rewards: Callable[[TrajectoryGroup], bool],
+    ) -> None:
+        """
+        Args:
+            has_equal_rewards: whether a group gives no gradient because its rewards are all equal.
+        """
         self._settings = settings
+        self._has_equal_rewards = has_equal_rewards
         self._template = build_template_values(settings)
         MAX_STALENESS.set(settings.trainer.max_staleness)
         self._streams = streams
@@ -100,9 +120,8 @@ class Feeder:
 
     def refill(self, group: TrajectoryGroup) -> bool:
         """Issue another question at the position of a group whose rewards are all equal. False: keep the group."""
-        trainer = self._settings.trainer
         refill = refill_number(group.group_uid) + 1
-        if refill > trainer.max_refills or not find_equal_groups([group], trainer.algorithm.adv_estimator):
+        if refill > self._settings.trainer.max_refills or not self._has_equal_rewards(group):
             return False
         self.issue_again(group.batch, group.position, group.attempt + 1, refill)
         return True

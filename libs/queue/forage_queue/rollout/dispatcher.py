@@ -24,14 +24,13 @@ from typing import Any, TypeVar
 
 from forage_proto.v1.packed_pb2 import PackedGroup
 from forage_proto.v1.trajectory_pb2 import Prompt, Status, Trajectory
+from forage_queue.rollout.backpressure import Backpressure, Hold
+from forage_queue.rollout.concurrency import AskCounts, Concurrency, GroupLimit, count_most_trajectories
+from forage_queue.rollout.redis_threads import call_in_thread
+from forage_queue.rollout.served import AskEngines, ServedPolicies
 from forage_queue.streams.client import Entry, StreamClient
 from forage_queue.streams.prompt_identity import build_group, with_prompt_identity
-from forage_rollout.background import supervise
-from forage_rollout.backpressure import Backpressure, Hold
-from forage_rollout.concurrency import AskCounts, Concurrency, GroupLimit, count_most_trajectories
-from forage_rollout.prompt_checks import MAX_SAMPLES
-from forage_rollout.redis_threads import call_in_thread
-from forage_rollout.served import AskEngines, ServedPolicies
+from forage_runtime.background import supervise
 from forage_runtime.errors import ForageError, UnavailableError
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry import tracing
@@ -51,6 +50,8 @@ KEEP_ALIVE_S = 3.0
 """Between two signs of life of claimed prompts; more often where they are reclaimed early."""
 POLICY_TIMEOUT_S = 20.0
 MAX_RUNS = 5
+MAX_SAMPLES = 1024
+"""Most samples of a prompt."""
 _WHY_GROUPS_END = "each trajectory and each score has a time limit, and Serve replaces an agent that does not answer"
 
 

@@ -10,9 +10,9 @@ from google.protobuf.message import DecodeError
 
 from forage_proto.v1.packed_pb2 import PackedGroup
 from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
-from forage_trainer.columns.arrays import ColumnFolder
-from forage_trainer.columns.arrived import decode_group
-from forage_trainer.waiting import DiskRetry
+from forage_runtime.retries import DiskRetry
+from forage_trajectory.arrays import ColumnFolder
+from forage_trajectory.arrived import decode_group
 
 THREADS = 4
 

@@ -23,7 +23,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NoReturn, get_args
 
-from forage_rollout.metrics import Counts
 from forage_runtime.settings import RolloutSettings
 from forage_runtime.telemetry.logs import get_logger
 
@@ -32,6 +31,8 @@ Reason = Literal["room", "evictions", "rest", "queue", "cache", "prompts", "ceil
 REASONS: tuple[Reason, ...] = get_args(Reason)
 """Why the limit moved at the last look (room: up; evictions: down) or stays: after a cut; the engines have a queue, or
 their cache is nearly full; fewer prompts than the limit; another limit holds; no engine works or answers."""
+Counts = Mapping[tuple[str, ...], float]
+"""A count's name and the values of its labels → the count."""
 AskCounts = Callable[[], Awaitable[Mapping[str, Counts]]]
 """Asks the engines that run: the name of each → its counts, as in a `Snapshot`."""
 LOOK_S = 1.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from prometheus_client import Counter, Gauge
 
 from forage_queue.streams.client import LIVELY_S, StreamClient
+from forage_runtime.retries import RedisRetry
 from forage_runtime.telemetry.health import Health
 from forage_runtime.telemetry.logs import get_logger
-from forage_trainer.waiting import RedisRetry
 
 REFUSALS = Counter("forage_trainer_policy_refusals_total", "Published policies that an engine refused to load")
 REFUSING = Gauge("forage_trainer_engines_refusing", "Engines that refuse the announced policy now")

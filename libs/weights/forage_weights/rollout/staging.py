@@ -14,11 +14,11 @@ import torch
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader.checkpoint_weight_patch import CheckpointWeightPatch
 
-from forage_rollout.weights.reload import is_patchable, load_patches, load_whole
-from forage_rollout.weights.shadow import Shadow
-from forage_rollout.weights.validation import read_tensor
 from forage_runtime.telemetry.logs import get_logger
 from forage_weights.delta import read_positions
+from forage_weights.rollout.reload import is_patchable, load_patches, load_whole
+from forage_weights.rollout.shadow import Shadow
+from forage_weights.rollout.validation import read_tensor
 from forage_weights.tensors import Tensor, read_headers
 
 log = get_logger()

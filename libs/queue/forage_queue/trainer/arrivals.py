@@ -11,10 +11,10 @@ from prometheus_client import Counter
 
 from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
 from forage_queue.streams.client import Entry, StreamClient
+from forage_queue.trainer.places import Place
+from forage_runtime.retries import RedisRetry
 from forage_runtime.telemetry.logs import get_logger
-from forage_trainer.columns.arrived import encode_group
-from forage_trainer.data.places import Place
-from forage_trainer.waiting import RedisRetry
+from forage_trajectory.arrived import encode_group
 
 SILENCE_S = 10.0
 """After so long without a new group, claimed entries and lost groups are looked for."""

@@ -13,20 +13,20 @@ from prometheus_client import Counter
 
 from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
 from forage_queue.streams.client import Entry, StreamClient
+from forage_queue.trainer import spans
+from forage_queue.trainer.arrivals import Arrivals, Entries, Receiver
+from forage_queue.trainer.dataset import refill_number
+from forage_queue.trainer.feeder import Feeder
+from forage_queue.trainer.idle import IdleTime
+from forage_queue.trainer.places import Held, Place, PlacesOfSteps, ReadyOrder, StrictOrder, place_of
 from forage_records.step_file import Fate, GroupFate
 from forage_runtime.errors import ForageError
+from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import TrainerSettings
 from forage_runtime.stop import Stopped
 from forage_runtime.telemetry.health import Health
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.waits import Wait, waiting
-from forage_trainer.data import spans
-from forage_trainer.data.arrivals import Arrivals, Entries, Receiver
-from forage_trainer.data.dataset import refill_number
-from forage_trainer.data.feeder import Feeder
-from forage_trainer.data.idle import IdleTime
-from forage_trainer.data.places import Held, Place, PlacesOfSteps, ReadyOrder, StrictOrder, place_of
-from forage_trainer.waiting import RedisRetry
 
 LOG_INTERVAL_S = 10.0
 MAX_STALE_ATTEMPTS = 10

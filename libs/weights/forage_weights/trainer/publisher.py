@@ -21,28 +21,28 @@ from prometheus_client import Counter, Gauge
 from forage_proto.v1.trajectory_pb2 import Canary, Policy, PolicyFile, PolicyPart
 from forage_queue.streams.client import LIVELY_S, StreamClient
 from forage_runtime.errors import DataError
+from forage_runtime.files.folders import stage_folder
+from forage_runtime.retries import RedisRetry
 from forage_runtime.security.audit import record_act
 from forage_runtime.security.signatures import RunSignatures
 from forage_runtime.settings import PublishSettings, SecuritySettings, Settings
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.waits import waiting
-from forage_trainer.files import stage_folder
-from forage_trainer.waiting import RedisRetry
-from forage_trainer.weights.direct_sender import open_sender
-from forage_trainer.weights.model_files import (
-    Adapter,
-    WeightsFile,
-    digest_model_files,
-    write_adapter_folder,
-    write_model_folder,
-)
-from forage_trainer.weights.policy_store import PolicyStore
 from forage_weights.admission import sign_announcement
 from forage_weights.delta import encode_delta
 from forage_weights.digests import compute_content, compute_digest
 from forage_weights.direct_sender import DirectSender
 from forage_weights.folders import describe_folder, list_needed, write_description
 from forage_weights.signed_folder import sign_folder
+from forage_weights.trainer.direct_sender import open_sender
+from forage_weights.trainer.model_files import (
+    Adapter,
+    WeightsFile,
+    digest_model_files,
+    write_adapter_folder,
+    write_model_folder,
+)
+from forage_weights.trainer.policy_store import PolicyStore
 
 KEEP_NEWEST = 3
 """Newest versions that always stay: a replica may be loading one that it has not acknowledged yet."""

@@ -13,8 +13,8 @@ from prometheus_client import Gauge
 
 from forage_records.questions import Question, Questions, check_batch_size
 from forage_runtime.settings import Settings
+from forage_runtime.telemetry.label_names import LabelNames
 from forage_runtime.telemetry.logs import get_logger
-from forage_trainer.label_names import LabelNames
 
 QUESTIONS = Gauge("forage_trainer_questions", "Questions read", ["split", "data_source", "fate"])
 SOURCES = LabelNames()

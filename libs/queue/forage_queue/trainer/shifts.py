@@ -18,10 +18,10 @@ from prometheus_client import Counter, Gauge
 from forage_proto.v1.trajectory_pb2 import Replica, Shift
 from forage_queue.streams.client import LIVELY_S, StreamClient
 from forage_runtime.errors import FencedError, ForageError, UnavailableError
+from forage_runtime.retries import RedisRetry
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.waits import waiting
-from forage_trainer.waiting import RedisRetry
 
 SECONDS = Counter(
     "forage_trainer_shift_seconds_total",

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from forage_proto.v1.trajectory_pb2 import Replica, Shift
+from forage_queue.rollout.redis_threads import call_in_thread
 from forage_queue.streams.client import ANNOUNCED, NEVER, StreamClient
-from forage_rollout.redis_threads import call_in_thread
 from forage_runtime.errors import UnavailableError
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.waits import waiting

@@ -1,4 +1,4 @@
-"""Waits of the trainer: calls that are repeated while Redis is unavailable, and other processes that fall silent."""
+"""Calls that the trainer repeats while Redis, the disk or the storage of policies is unavailable."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TypeVar
 
 from prometheus_client import Counter
 
-from forage_runtime.errors import DiskFullError, ForageError, UnavailableError
+from forage_runtime.errors import DiskFullError, UnavailableError
+from forage_runtime.files.remote import StorageError
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.waits import Wait, waiting
-from forage_weights.storage import StorageError
 
 T = TypeVar("T")
 REDIS_WAITS = Counter("forage_trainer_redis_waits_total", "Calls that found Redis unavailable and were repeated")
@@ -28,10 +28,6 @@ DISK_PATIENCE_S = 600.0
 _DISK_INTERVAL_S = 2.0
 STORAGE_WAITS = Counter("forage_trainer_storage_waits_total", "Calls that found trainer.publish.uri unavailable")
 _WHY_UNLIMITED = "the run is in Redis: nothing else can be done; a stop request ends it"
-
-
-class CollectiveTimeoutError(ForageError):
-    """A process of the trainer waited too long for another one."""
 
 
 class _Retry(ABC):

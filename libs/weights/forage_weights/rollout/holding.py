@@ -24,7 +24,7 @@ def open_cache(settings: Settings) -> PolicyCache:
     folder, copies_all = weights.cache_dir.resolve(), settings.security.require_signed
     if weights.transport != "direct":
         return PolicyCache(folder, check=check, copies_all=copies_all)
-    from forage_rollout.weights.direct_receiver import DirectReceiver  # imports torch
+    from forage_weights.rollout.direct_receiver import DirectReceiver  # imports torch
 
     receiver = DirectReceiver()
     return PolicyCache(folder, receive=receiver.receive, offer=receiver.offer, check=check, copies_all=copies_all)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from forage_proto.v1.packed_pb2 import PackedGroup
 from forage_proto.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
-from forage_trainer.columns.arrays import AnyColumns, Array, ColumnFolder, Columns, find_runs
+from forage_trajectory.arrays import AnyColumns, Array, ColumnFolder, Columns, find_runs
 from forage_trajectory.packing import pack_group, unpack_columns, unpack_facts, unpack_group
 
 Source: TypeAlias = Callable[[], PackedGroup]

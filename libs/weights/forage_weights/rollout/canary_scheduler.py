@@ -12,7 +12,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import create_request_queue
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from forage_rollout.weights.canary import HOLD, PREFIX
+from forage_weights.rollout.canary import HOLD, PREFIX
 
 
 class _CanaryFirst:

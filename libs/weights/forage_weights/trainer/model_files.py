@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from forage_runtime.files.model_folder import WEIGHTS
-from forage_trainer.weights.safetensors_file import digest_safetensors, write_safetensors
 from forage_weights.digests import compute_digest
 from forage_weights.folders import DESCRIPTION, SIGNED
+from forage_weights.trainer.safetensors_file import digest_safetensors, write_safetensors
 
 INDEX = f"{WEIGHTS}.index.json"
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"

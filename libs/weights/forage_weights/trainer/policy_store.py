@@ -8,14 +8,13 @@ from pathlib import Path
 
 from forage_proto.v1.trajectory_pb2 import Policy, PolicyFile
 from forage_runtime.errors import UserError
-from forage_runtime.files.remote import open_file_system
+from forage_runtime.files.folders import remove_folder, remove_leftovers
+from forage_runtime.files.remote import StorageError, open_file_system
+from forage_runtime.retries import StorageRetry
 from forage_runtime.telemetry.logs import get_logger
-from forage_trainer.files import remove_folder, remove_leftovers
-from forage_trainer.waiting import StorageRetry
 from forage_weights.digests import verify_digest
 from forage_weights.folders import name_folder, name_whole
 from forage_weights.storage import (
-    StorageError,
     StorageRefusedError,
     delete_folder,
     find_local_folder,

@@ -1,0 +1,1 @@
+"""The rollout service's end of the streams: prompts are claimed within a limit, groups are written."""

@@ -1,0 +1,1 @@
+"""The trainer's end: policies are written, and announced."""

@@ -1,1 +1,0 @@
-"""Loading of published policies: checks, staging beside the served one, LoRA adapters."""
