@@ -100,9 +100,9 @@ def list_watched(policies: Policies) -> list[tuple[Any, str, Any]]:
 
     real_publish = Publisher.publish
 
-    def publish(self: Publisher, version: int, weights: Any, whole: bool = False) -> Policy:
+    def publish(self: Publisher, version: int, weights: Any, canary: Any = None, whole: bool = False) -> Policy:
         policies.note_computed(self._streams.epoch, version, weights)
-        return real_publish(self, version, weights, whole)
+        return real_publish(self, version, weights, canary, whole)
 
     def watch(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
