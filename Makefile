@@ -104,23 +104,23 @@ down: ## stop that stack and keep its data (VOLUMES=1 deletes it)
 logs: ## show the logs of that stack (SERVICE=trainer)
 	@scripts/compose.sh logs
 
-bench: $(patsubst benchmarks/%,bench-%,$(wildcard benchmarks/[a-z]*)) ## run every benchmark
+bench: $(patsubst lab/benchmarks/%,bench-%,$(wildcard lab/benchmarks/[a-z]*)) ## run every benchmark
 
 bench-%: setup ## run one benchmark: a table, then one line of JSON
-	@benchmarks/$*/run
+	@lab/benchmarks/$*/run
 
 bench-faiss: setup ## compare FAISS index types over a million vectors (PASSAGES=1000000)
-	@.venvs/retriever/bin/python benchmarks/retriever/faiss_types.py $(PASSAGES)
+	@.venvs/retriever/bin/python lab/benchmarks/retriever/faiss_types.py $(PASSAGES)
 
 bench-hybrid: setup ## choose weights of hybrid search over sets of questions (FORAGE_BENCH_DATA)
-	@.venvs/retriever/bin/python benchmarks/retriever/hybrid_sweep.py
+	@.venvs/retriever/bin/python lab/benchmarks/retriever/hybrid_sweep.py
 
 bench-retriever-large: setup ## what index types cost at 21 million passages, by laws (PASSAGES=1000000 TYPES="Flat HNSW32_SQ8" WRITE=1 AGAIN=1 CLEAN=1)
-	@.venvs/retriever/bin/python benchmarks/retriever/large_bench.py $(PASSAGES) $(and $(TYPES),--types $(TYPES)) \
+	@.venvs/retriever/bin/python lab/benchmarks/retriever/large_bench.py $(PASSAGES) $(and $(TYPES),--types $(TYPES)) \
 	  $(and $(WRITE),--write) $(and $(AGAIN),--again) $(and $(CLEAN),--clean)
 
 bench-retriever-start: setup ## time the retriever's start over a million passages (PASSAGES=1000000)
-	@.venvs/retriever/bin/python benchmarks/retriever/start_bench.py $(PASSAGES)
+	@.venvs/retriever/bin/python lab/benchmarks/retriever/start_bench.py $(PASSAGES)
 
 gpu-check: setup ## show on a machine with GPUs what only they can show (STAGES="update engine" MODEL=folder)
 	@scripts/gpu_check/run $(STAGES) $(and $(MODEL),--model $(MODEL))
@@ -137,7 +137,7 @@ fuzz: setup ## send hostile inputs to every wire and reader of files (N=100000 S
 	  $(and $(WIRES),--wires '$(WIRES)') $(and $(MINUTES),--minutes $(MINUTES)))
 
 soak-reward: setup ## run the reward service under full load with faults (MINUTES=5)
-	@.venvs/reward/bin/python benchmarks/reward/soak.py $(or $(MINUTES),5)
+	@.venvs/reward/bin/python lab/benchmarks/reward/soak.py $(or $(MINUTES),5)
 
 version: setup ## set the version of every package, image and the chart (VERSION=0.2.0)
 	@$(PYTHON) scripts/release.py set $(VERSION)

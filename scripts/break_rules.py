@@ -344,7 +344,7 @@ class Baseline:
         self._known: list[str] = json.loads(store.read_text(encoding="utf-8")) if store.is_file() else []
         self._lock = threading.Lock()
         self._common = hashlib.sha256()
-        folders = [*list_packages(repository), repository / "tests/support"]
+        folders = [*list_packages(repository), repository / "tests/support", repository / "lab/simulation"]
         shared = [file for folder in folders for file in folder.rglob("*") if file.suffix in (".py", ".lua", ".yaml")]
         for file in sorted([*shared, *repository.glob("tests/**/conftest.py"), repository / "pyproject.toml"]):
             self._common.update(str(file.relative_to(repository)).encode() + b"\0" + file.read_bytes())

@@ -20,7 +20,8 @@ import grimp
 from check_structure import REPOSITORY, list_packages
 
 TESTS = REPOSITORY / "tests"
-SUPPORT = TESTS / "support"
+SUPPORT = (TESTS / "support", REPOSITORY / "lab")
+"""Folders of modules that tests import, without being tests."""
 FRONT_END = "services/console/web/"
 PROSE = (".md", ".png", ".svg")
 READS_PROSE = ("docs/", '"docs"', "README", "CHANGELOG")
@@ -89,7 +90,8 @@ def find_affected(module: str) -> set[str]:
 
 @cache
 def list_imports(file: Path) -> frozenset[str]:
-    """List the modules that a test file imports, with those of tests/support that it imports, as `support.NAME`."""
+    """List the modules that a test file imports, with those of tests/support and lab that it imports, as
+    `support.NAME`."""
     modules: set[str] = set()
     source = file.read_text(encoding="utf-8")
     for node in ast.walk(ast.parse(source)):
@@ -98,9 +100,9 @@ def list_imports(file: Path) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     for module in list(modules):
-        support = SUPPORT / f"{module.replace('.', '/')}.py"
-        if support.is_file() and support != file:
-            modules |= {f"support.{module}", *list_imports(support)}
+        supports = [folder / f"{module.replace('.', '/')}.py" for folder in SUPPORT]
+        if found := [support for support in supports if support.is_file() and support != file]:
+            modules |= {f"support.{module}", *list_imports(found[0])}
         elif (REPOSITORY / f"scripts/{module}.py").is_file():
             modules.add(f"scripts.{module}")
     if any(word in source for word in READS_PROSE):
@@ -135,8 +137,8 @@ def select_changed(files: Sequence[Path], commit: str) -> tuple[list[Path], bool
             continue
         if (module := find_module(name)) is not None:
             touched |= find_affected(module)
-        elif name.startswith("tests/support/") and path.suffix == ".py":
-            touched.add(f"support.{'.'.join(path.with_suffix('').parts[2:])}")
+        elif path.suffix == ".py" and (support := next(filter((REPOSITORY / name).is_relative_to, SUPPORT), None)):
+            touched.add(f"support.{'.'.join((REPOSITORY / name).relative_to(support).with_suffix('').parts)}")
         elif name.startswith("scripts/") and path.suffix == ".py":
             touched.add(f"scripts.{path.stem}")
         elif len(path.parts) > 3 and path.parts[0] == "tests" and path.parts[1] != "data":

@@ -25,7 +25,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 RECIPE = REPOSITORY / "configs/search_r1_nq_hotpotqa_grpo_7b.yaml"
 """Costs are projected to this recipe: steps of a minute, and its interval of checkpoints."""
-sys.path.insert(0, str(REPOSITORY / "tests/support"))
+sys.path[:0] = [str(REPOSITORY / "lab"), str(REPOSITORY / "tests/support")]
 
 
 def main() -> int:

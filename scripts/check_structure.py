@@ -62,6 +62,7 @@ def count_budgets() -> list[Budget]:
     return [
         Budget("lines of product Python", product, 58_000),
         Budget("lines of tests and their support", sum(map(count_lines, (REPOSITORY / "tests").rglob("*.py")))),
+        Budget("lines of lab", sum(map(count_lines, (REPOSITORY / "lab").rglob("*.py")))),
         Budget("settings", settings, 230),
         Budget("words of pages written by hand", words, 55_000),
     ]

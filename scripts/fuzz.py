@@ -29,7 +29,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 FAILURES = REPOSITORY / ".cache/fuzz/failures"
-sys.path.insert(0, str(REPOSITORY / "tests/support"))
+sys.path[:0] = [str(REPOSITORY / "lab"), str(REPOSITORY / "tests/support")]
 
 
 def main() -> int:

@@ -17,7 +17,7 @@ imports() {
 shell() {
   # It is no Python package: install it with the system's package manager, as CI does.
   command -v shellcheck >/dev/null || { echo "lint: shellcheck is not installed, shell scripts were not checked" >&2; return 0; }
-  shellcheck --exclude=SC2015,SC2016 scripts/*.sh deploy/helm/forage/files/redis/*.sh .ci/run benchmarks/*/run
+  shellcheck --exclude=SC2015,SC2016 scripts/*.sh deploy/helm/forage/files/redis/*.sh .ci/run lab/benchmarks/*/run
 }
 
 protos() { (cd proto && "$bin/buf" lint) && scripts/proto.sh --check; }

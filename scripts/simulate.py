@@ -131,6 +131,6 @@ def _run_seed(seed: int) -> object:
 if __name__ == "__main__":
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets of texts is part of a schedule
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
-    parts = ("tests/support", "services/rollout", "libs/sandbox", "cli")
+    parts = ("lab", "tests/support", "services/rollout", "libs/sandbox", "cli")
     sys.path[:0] = [str(REPOSITORY / part) for part in parts]
     sys.exit(main())

@@ -31,6 +31,10 @@ class FencedError(ForageError):
     """A trainer with a higher epoch has taken over; this one must stop."""
 
 
+class CollectiveTimeoutError(ForageError):
+    """A process of the trainer waited too long for another one."""
+
+
 class UnavailableError(ForageError):
     """A service did not answer within its deadline, after bounded retries."""
 

@@ -53,7 +53,7 @@ def _check_samples(findings: Findings, way: str, found: dict[str, Any], model: P
 def _publish(findings: Findings, model: Path) -> None:
     """Publish through every transport while engines sample, with the benchmark of weights."""
     engines = 2 if len(findings.gpus) > 2 or not findings.has_gpu else 1
-    command = [str(repository() / "benchmarks/weights/run"), "--rounds", "1", "--engines", str(engines)]
+    command = [str(repository() / "lab/benchmarks/weights/run"), "--rounds", "1", "--engines", str(engines)]
     command += ["--model", str(findings.model or model), SMALL]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, encoding="utf-8")
     print(done.stdout, file=sys.stderr)

@@ -19,7 +19,7 @@ from forage_runtime.settings import load_settings
 
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 ROWS = (2, 4, 0)
-"""Groups, samples a group, and the spread of lengths of benchmarks/trainer."""
+"""Groups, samples a group, and the spread of lengths of lab/benchmarks/trainer."""
 TIMED = (4, 4, 2048)
 """Groups, samples, tokens of a trajectory, of the timed update."""
 NOT_ALLOCATED = ("CUDA and NCCL", "fragmentation")

@@ -2,7 +2,7 @@
 
 `python update.py OUT ROUNDS GROUPS SAMPLES LENGTH key=value …` writes log-probabilities, values, the gradients of actor
 and critic and the actor's step to OUT.npz (nothing without the suffix), and prints loss, norms, seconds, peak memory.
-LENGTH: tokens of every trajectory; 0: the spread of lengths of `benchmarks/trainer/batch.py`.
+LENGTH: tokens of every trajectory; 0: the spread of lengths of `lab/benchmarks/trainer/batch.py`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from forage_queue.trainer.shifts import ShiftError, Shifts
 from forage_records.events import EventKind, EventLog
 from forage_records.questions import Questions, read_questions
 from forage_records.training import check_training
-from forage_runtime.errors import DiskFullError, FencedError, ForageError
+from forage_runtime.errors import CollectiveTimeoutError, DiskFullError, FencedError, ForageError
 from forage_runtime.files.model_folder import check_model_folder
 from forage_runtime.files.template_values import keep_template_date
 from forage_runtime.retries import CALL_TIMEOUT_S, RedisRetry
@@ -35,7 +35,6 @@ from forage_trainer.checkpoints.rollbacks import RolledBackError
 from forage_trainer.checkpoints.start import require_resumable
 from forage_trainer.checkpoints.upload import open_upload
 from forage_trainer.data.routes import EnvironmentCheck, check_rewards
-from forage_trainer.engine.spmd import CollectiveTimeoutError
 from forage_trainer.weights.completeness import check_complete
 from forage_weights.announcement import CANARY_ROWS
 from forage_weights.trainer.policy_store import find_policies_place

@@ -42,8 +42,8 @@ def test_budgets_count_what_is_written_by_hand(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "docs/reference").mkdir()
     (tmp_path / "docs/reference/metrics.md").write_text("generated " * 500)
     monkeypatch.setattr(check_structure, "REPOSITORY", tmp_path)
-    product, tests, settings, words = check_structure.count_budgets()
-    assert (product.count, tests.count, words.count) == (7, 0, 6)
+    product, tests, lab, settings, words = check_structure.count_budgets()
+    assert (product.count, tests.count, lab.count, words.count) == (7, 0, 0, 6)
     assert settings.count > 100, "those of the real settings"
 
 

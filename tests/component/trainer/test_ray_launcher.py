@@ -27,6 +27,8 @@ def test_ray_starts_where_the_folder_of_temporary_files_has_a_long_path(tmp_path
     script = (
         "from forage_runtime.settings import load_settings\n"
         "from forage_trainer.launch.ray_launcher import _connect\n"
+        "import sys\n"
+        "assert 'ray' not in sys.modules, 'Ray reads its environment when it is imported, and that is set later'\n"
         "with _connect(load_settings(None, [], {}).trainer):\n"
         "    import ray\n"
         "    print(ray.is_initialized())\n"

@@ -22,7 +22,7 @@ WIKI18 = 21_015_324
 @pytest.fixture
 def bench(repository: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The modules of the benchmark, which are scripts of a folder."""
-    monkeypatch.syspath_prepend(str(repository / "benchmarks/retriever"))
+    monkeypatch.syspath_prepend(str(repository / "lab/benchmarks/retriever"))
     import large_bench
     import large_build
     import large_laws
@@ -49,7 +49,7 @@ def find_kind(bench: SimpleNamespace, name: str) -> Any:
 @pytest.fixture(scope="module")
 def maker(repository: Path) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(repository / "benchmarks/retriever"))
+        patch.syspath_prepend(str(repository / "lab/benchmarks/retriever"))
         import large_vectors
 
         return large_vectors.Maker()
@@ -229,7 +229,7 @@ def test_the_recipe_is_compared_by_its_own_type_and_effort(bench: SimpleNamespac
 
 
 def test_a_small_number_is_refused_with_what_is_expected(repository: Path) -> None:
-    command = [sys.executable, str(repository / "benchmarks/retriever/large_bench.py"), "10"]
+    command = [sys.executable, str(repository / "lab/benchmarks/retriever/large_bench.py"), "10"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert "argument passages is 10: give 40000 or more" in ended.stderr

@@ -27,7 +27,7 @@ print(json.dumps([asdict(memory) | {{"peak": memory.peak}} for memory in measure
 
 def test_parts_are_those_of_the_shapes(repository: Path) -> None:
     """In a process of its own, since it makes a process group without other members."""
-    path = os.pathsep.join([str(repository / "benchmarks/memory"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(repository / "lab/benchmarks/memory"), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-W", "ignore", "-c", MEASURE]
     output = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True)
     kept, fused = json.loads(output.stdout.splitlines()[-1])

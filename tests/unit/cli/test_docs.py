@@ -25,7 +25,7 @@ PAGES = sorted(
     for page in REPOSITORY.glob(pattern)
     if page.name != "cli.md"  # generated from the commands
 )
-FOLDERS = "benchmarks|configs|deploy|docs|examples|models|proto|scripts|services|tests"
+FOLDERS = "cli|configs|deploy|docs|examples|lab|libs|models|proto|scripts|services|tests"
 FORWARDED = ("index", "reward", "serve", "trainer")
 """Commands that run in a service's environment, which knows their options."""
 OTHER_NAMES = ("docs/deploy/", "docs/runbooks/", "docs/how-to/trace.md", "CHANGELOG.md")
@@ -79,7 +79,7 @@ def test_commands_exist(page: Path) -> None:
 def test_make_targets_exist(page: Path) -> None:
     makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.M))
-    targets |= {f"bench-{folder.name}" for folder in (REPOSITORY / "benchmarks").iterdir()}
+    targets |= {f"bench-{folder.name}" for folder in (REPOSITORY / "lab/benchmarks").iterdir()}
     named = [
         name
         for text in [*find_quoted(page), *find_command_lines(page)]

@@ -22,7 +22,7 @@ PAGES = sorted(
         "*.md",
         "docs/**/*.md",
         "services/*/README.md",
-        "benchmarks/**/*.md",
+        "lab/benchmarks/**/*.md",
         "models/**/*.md",
         ".github/**/*.md",
     )
@@ -39,7 +39,7 @@ WORKFLOWS = sorted((REPOSITORY / ".github/workflows").glob("*.yml"))
 def read_targets() -> dict[str, str]:
     """Targets of the Makefile → help text; those of the pattern `bench-%` by the folders that it runs."""
     targets = {name: text for name, text in _RULE.findall((REPOSITORY / "Makefile").read_text())}
-    benchmarks = (run.parent.name for run in REPOSITORY.glob("benchmarks/*/run"))
+    benchmarks = (run.parent.name for run in REPOSITORY.glob("lab/benchmarks/*/run"))
     return targets | {f"bench-{name}": "run one benchmark" for name in benchmarks}
 
 

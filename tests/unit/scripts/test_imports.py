@@ -24,7 +24,6 @@ FILES = sorted(
         "cli/README.md",
         "lab/**/*.py",
         "examples/**/*",
-        "benchmarks/**/*.py",
         "tests/**/*.py",
     )
     for file in REPOSITORY.glob(pattern)

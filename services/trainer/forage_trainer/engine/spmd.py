@@ -28,7 +28,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from forage_runtime.errors import ForageError
+from forage_runtime.errors import CollectiveTimeoutError
 from forage_runtime.telemetry.waits import waiting
 from forage_trainer.data.tensors import Rows
 from forage_trajectory.arrays import ColumnFile, ColumnFolder, Columns, StoredColumns
@@ -42,10 +42,6 @@ _SIZES = ("prompts", "responses", "temperatures", "positions")
 """Fields of `Rows` with a number for each row."""
 _ALIVE_SHARE = 4
 """Signs of life within one time limit."""
-
-
-class CollectiveTimeoutError(ForageError):
-    """A process of the trainer waited too long for another one."""
 
 
 class Processes:

@@ -21,7 +21,7 @@ import psutil
 
 from forage_runtime.addresses import split_address
 from forage_runtime.devices import resolve_device
-from forage_runtime.errors import UserError
+from forage_runtime.errors import CollectiveTimeoutError, UserError
 from forage_runtime.files.socket_folder import find_socket_folder
 from forage_runtime.ray_environment import FOLDER_PREFIX, LONGEST_SOCKET, extend_start_limit, ray_environment
 from forage_runtime.settings import Settings, TrainerSettings
@@ -29,7 +29,6 @@ from forage_runtime.stop import Stop, Stopped
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.waits import waiting
 from forage_trainer.device import check_gpus
-from forage_trainer.engine.spmd import CollectiveTimeoutError
 from forage_trainer.run import EXIT_FAILED, EXIT_STOPPED
 
 if TYPE_CHECKING:
