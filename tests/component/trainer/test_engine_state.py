@@ -1,10 +1,8 @@
-"""The state of an engine in files: safe to load, of this model, whole, and readable where version 0.1 wrote it."""
+"""The state of an engine in files: safe to load, of this model, and whole."""
 
 from __future__ import annotations
 
 import json
-import os
-import pickle
 import shutil
 from pathlib import Path
 
@@ -94,43 +92,6 @@ def test_shards_are_saved_and_loaded_behind_copies_that_a_forward_pass_left(sett
     worker.log_probs(build_rows(settings))
     worker.load(tmp_path)
     assert_equal(learn(worker, settings), expected)
-
-
-def test_a_state_that_verl_wrote_before_version_02_is_loaded(
-    worker: PolicyWorker, settings: Settings, tmp_path: Path
-) -> None:
-    learn(worker, settings)
-    worker._actor._worker.save_checkpoint(str(tmp_path), global_step=1)
-    drawn, expected = torch.rand(3), learn(worker, settings)
-    worker.load(tmp_path)
-    assert torch.equal(torch.rand(3), drawn)
-    assert_equal(learn(worker, settings), expected)
-
-
-class Attack:
-    """Runs a command where it is unpickled."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.system, (f"touch {self.file}",)
-
-
-def test_a_file_of_an_attacker_runs_nothing(worker: PolicyWorker, settings: Settings, tmp_path: Path) -> None:
-    """Whoever can write to the bucket of checkpoints can write files of the former layout there, too."""
-    worker._actor._worker.save_checkpoint(str(tmp_path), global_step=1)
-    for kind in ("model", "optim", "extra_state"):
-        file = tmp_path / f"{kind}_world_size_1_rank_0.pt"
-        before, touched = file.read_bytes(), tmp_path / f"run_by_{kind}"
-        torch.save({"state": Attack(touched)}, file)
-        with pytest.raises(DataError, match=rf"{kind}_world_size_1_rank_0\.pt cannot be read .*take another"):
-            worker.load(tmp_path)
-        file.write_bytes(pickle.dumps(Attack(touched)))
-        with pytest.raises(DataError, match="cannot be read"):
-            worker.load(tmp_path)
-        assert not touched.exists()
-        file.write_bytes(before)
 
 
 def test_a_state_of_another_model_or_without_a_file_is_named(

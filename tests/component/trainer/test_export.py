@@ -82,7 +82,7 @@ def test_an_adapter_is_merged(tmp_path: Path) -> None:
         torch.testing.assert_close(result[name], weight, atol=1e-6, rtol=0)
     (checkpoint / "state/lora_train_meta.json").unlink()
     with pytest.raises(DataError, match=r"lora_train_meta\.json cannot be read"):
-        read_weights(checkpoint / "state", 1, torch.float32)
+        read_weights(checkpoint / "state", torch.float32)
 
 
 def test_a_source_that_cannot_be_exported_is_named(run: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path) -> None:

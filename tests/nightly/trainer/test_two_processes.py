@@ -1,4 +1,4 @@
-"""Two trainer processes compute what one computes, and their shards merge into its tensors."""
+"""Two trainer processes compute what one computes."""
 
 from __future__ import annotations
 
@@ -14,25 +14,8 @@ import torch
 from random_model import write_value_model
 from safetensors.torch import load_file
 from trainer_parts import write_model
-from transformers import AutoModelForCausalLM
-from waiting import WAIT_S
-
-from forage_runtime.errors import DataError
-from forage_trainer.checkpoints.export import read_weights
 
 LAUNCH = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port"]
-TWO_PROCESSES = """
-import sys, torch, torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from transformers import AutoModelForCausalLM
-rank, folder = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-model = AutoModelForCausalLM.from_pretrained(f"{folder}/model", dtype=torch.float32)
-fully_shard(model, mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",)))
-torch.save(model.state_dict(), f"{folder}/state/model_world_size_2_rank_{rank}.pt")
-dist.barrier()
-"""
 
 
 @pytest.mark.parametrize(
@@ -65,18 +48,3 @@ def test_a_step_of_two_processes_equals_that_of_one(
     for results in (expected, result):
         assert all(torch.equal(results[n], results[n.replace("again", "second")]) for n in results if "again" in n)
         assert torch.equal(results["log_probs_then"], results["log_probs"])
-
-
-def test_shards_of_two_processes_merge_into_full_tensors(tmp_path: Path) -> None:
-    write_model(tmp_path / "model")
-    (tmp_path / "state").mkdir()
-    command = [sys.executable, "-c", TWO_PROCESSES]
-    processes = [subprocess.Popen([*command, str(rank), str(tmp_path)]) for rank in range(2)]
-    assert [process.wait(WAIT_S) for process in processes] == [0, 0]
-    expected = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).state_dict()
-    result = read_weights(tmp_path / "state", 2)
-    assert set(result) == set(expected)
-    for name, weight in expected.items():
-        assert torch.equal(result[name], weight), name
-    with pytest.raises(DataError, match=r"model_world_size_3_rank_0\.pt is missing.*3 FSDP processes"):
-        read_weights(tmp_path / "state", 3)

@@ -124,23 +124,6 @@ def test_parts_are_restored_and_new_ones_start_anew(tmp_path: Path) -> None:
     assert (kl.count, new.count) == (7, 1)
 
 
-def test_files_of_version_01_are_refused_to_another_number_of_processes(tmp_path: Path) -> None:
-    def write(folder: Path) -> None:
-        for rank in range(2):
-            (folder / f"model_world_size_2_rank_{rank}.pt").write_text("w")
-            describe_rank(folder, rank)
-
-    save_checkpoint(Checkpoints(tmp_path / "old", 2, 10, world_size=2), 5, write)
-    save_checkpoint(Checkpoints(tmp_path / "new", 2, 10, world_size=2, listing_timeout_s=0), 5, make_writer("w"))
-    old, new = (Checkpoints(tmp_path / name, 2, 10).find_newest() for name in ("old", "new"))
-    assert old is not None
-    assert new is not None
-    old[1].require_readable_by(2)
-    new[1].require_readable_by(3)
-    with pytest.raises(UserError, match=r"step 5 is of version 0\.1, whose files only the 2 .* not 1: start 2"):
-        old[1].require_readable_by(1)
-
-
 def test_a_checkpoint_is_complete_when_the_files_of_every_process_are_visible(tmp_path: Path) -> None:
     late: list[Callable[[], object]] = []
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 from collections.abc import Callable, Iterator
-from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from google.protobuf.message import DecodeError
-from google.protobuf.proto import serialize_length_prefixed
 from hypothesis import given
 from hypothesis import strategies as st
 from trainer_parts import build_trajectory, make_group
@@ -240,19 +237,3 @@ def test_kept_groups_are_as_they_were_on_the_stream(tmp_path: Path) -> None:
     assert kept.has(range(3, 4))
     kept.prune(3)
     assert not kept.has(range(3, 4))
-
-
-def test_kept_groups_of_an_earlier_version_are_read(tmp_path: Path) -> None:
-    content = BytesIO()
-    for group in build_groups():
-        serialize_length_prefixed(group, content)
-    digest = hashlib.sha256(content.getvalue()).hexdigest()
-    (tmp_path / f"step_4.{digest}").write_bytes(content.getvalue())
-    kept = KeptGroups(tmp_path)
-    assert [restore_trajectories(group) for group in kept.read(4).groups] == [
-        list(group.trajectories) for group in build_groups()
-    ]
-    kept.write(Batch(4, tuple(Entry(b"1-0", group) for group in arrive(build_groups()[:1])), 0))
-    assert len(kept.read(4).groups) == 1, "taken again, they replace those of before"
-    kept.prune(4)
-    assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,7 @@ Redis forgets the groups of a step once the step's checkpoint is durable. If tha
 the run goes back to the one before it and takes the steps between the two again, with the same groups from these files.
 
 Layout of `<run folder>/checkpoints/groups/`: `packed_<n>.<sha256>`, length-prefixed PackedGroup messages, as they were
-on the stream; of version 0.1 `step_<n>.<sha256>`, length-prefixed TrajectoryGroup messages.
+on the stream.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ from pathlib import Path
 from google.protobuf.proto import parse_length_prefixed, serialize_length_prefixed
 
 from forage_proto.v1.packed_pb2 import PackedGroup
-from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
 from forage_queue.streams.client import Entry
 from forage_queue.trainer.batcher import Batch
 from forage_runtime.errors import DataError
 from forage_runtime.files import durable
 from forage_runtime.files.folders import remove_leftovers
 from forage_trajectory.arrived import decode_group, encode_group
-from forage_trajectory.packing import pack_group
 
-_PACKED, _PLAIN = "packed_", "step_"
+_PREFIX = "packed_"
 
 
 class KeptGroups:
@@ -42,7 +40,7 @@ class KeptGroups:
         digest = hashlib.sha256()
         for part in _frame(batch):
             digest.update(part)
-        target = self._folder / f"{_PACKED}{batch.number}.{digest.hexdigest()}"
+        target = self._folder / f"{_PREFIX}{batch.number}.{digest.hexdigest()}"
         with durable.stage_file(target) as partial, partial.open("wb") as file:
             file.writelines(_frame(batch))
         for other in self._list(batch.number):
@@ -65,22 +63,19 @@ class KeptGroups:
         data = files[0].read_bytes()
         if hashlib.sha256(data).hexdigest() != files[0].suffix[1:]:
             raise DataError(f"{files[0]} is damaged: give another run.id")
-        kind: type[PackedGroup | TrajectoryGroup]
-        kind = PackedGroup if files[0].name.startswith(_PACKED) else TrajectoryGroup
         content, groups = BytesIO(data), []
-        while (found := parse_length_prefixed(kind, content)) is not None:
-            groups.append(decode_group(found if isinstance(found, PackedGroup) else pack_group(found)))
+        while (found := parse_length_prefixed(PackedGroup, content)) is not None:
+            groups.append(decode_group(found))
         return Batch(step, tuple(Entry(b"", group) for group in groups), stale=0)
 
     def prune(self, step: int) -> None:
         """Delete the groups up to a step, that of the oldest checkpoint that the run may go back to."""
-        for kind in (_PACKED, _PLAIN):
-            for file in self._folder.glob(f"{kind}*"):
-                if int(file.name.removeprefix(kind).partition(".")[0]) <= step:
-                    file.unlink()
+        for file in self._folder.glob(f"{_PREFIX}*"):
+            if int(file.name.removeprefix(_PREFIX).partition(".")[0]) <= step:
+                file.unlink()
 
     def _list(self, step: int) -> list[Path]:
-        return [file for kind in (_PACKED, _PLAIN) for file in self._folder.glob(f"{kind}{step}.*")]
+        return list(self._folder.glob(f"{_PREFIX}{step}.*"))
 
 
 def _frame(batch: Batch) -> Iterator[bytes]:

@@ -28,15 +28,14 @@ class ConsumedGroup:
 class ConsumedStep:
     """A step and the groups that it consumed.
 
-    dropped: uids of the stragglers: groups that did not arrive in time. ends: batches that are over with the step; None
-    in checkpoints from before trainer.batching, where it is the batch of the step's number.
+    dropped: uids of the stragglers: groups that did not arrive in time. ends: batches that are over with the step.
     """
 
     step: int
     epoch: int
     groups: tuple[ConsumedGroup, ...]
     dropped: tuple[str, ...] = ()
-    ends: tuple[int, ...] | None = None
+    ends: tuple[int, ...] = ()
 
 
 class PendingSteps:

@@ -21,7 +21,7 @@ ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.j
 CONFIGURATION = "huggingface"
 """Folder of a checkpoint with the configuration and tokenizer of its model."""
 LORA_META = "lora_train_meta.json"
-"""PEFT's configuration of a checkpoint's adapter; of checkpoints before version 0.2 rank and alpha alone."""
+"""PEFT's configuration of a checkpoint's adapter."""
 MODEL_META = "model_meta.json"
 """Class and conversions of a checkpoint's model."""
 _STEM, _SUFFIX = Path(WEIGHTS).stem, Path(WEIGHTS).suffix

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Shard
 from transformers import AutoConfig
 
 from forage_runtime.errors import DataError
@@ -77,23 +76,22 @@ def export_policy(
     if target.exists():
         raise DataError(f"{target} exists: name a folder that does not")
     try:
-        manifest = read_checkpoint(checkpoint, signatures)
+        read_checkpoint(checkpoint, signatures)
     except SignatureError as error:
         raise DataError(f"{error}: take another") from None
     state = checkpoint / STATE
-    weights = read_weights(state, manifest.world_size, dtype)
+    weights = read_weights(state, dtype)
     with stage_folder(target) as folder:
         return write_model_folder(folder, state / CONFIGURATION, weights, shard_bytes)
 
 
-def read_weights(state: Path, world_size: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def read_weights(state: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Read what `save_pretrained` would write of the policy, onto the CPU, LoRA merged.
 
     Raises:
         DataError: a file is missing, or the layout is another.
     """
-    folder = state / "model"
-    whole = read_whole(folder) if folder.is_dir() else _merge_former(state, world_size)
+    whole = read_whole(state / "model")
     module = _build_skeleton(state, whole)
     names = {id(tensor): name for name, tensor in module.state_dict(keep_vars=True).items() if name in whole}
     if strange := whole.keys() - set(names.values()) - _list_tied(module):
@@ -114,21 +112,23 @@ def _build_skeleton(state: Path, whole: Mapping[str, torch.Tensor]) -> Any:
     meta = state / MODEL_META
     known = json.loads(meta.read_text(encoding="utf-8")) if meta.is_file() else {}
     family = known.get("class") or next(iter(config.architectures or ()), "")
-    adapted = sorted(name.removesuffix(_DOWN).removeprefix(_PREFIX) for name in whole if name.endswith(_DOWN))
-    module = build_skeleton(config, family, _read_adapter(state / LORA_META, adapted) if adapted else None)
+    is_adapted = any(name.endswith(_DOWN) for name in whole)
+    module = build_skeleton(config, family, _read_adapter(state / LORA_META) if is_adapted else None)
     if "conversions" in known:
         set_conversions(module, known["conversions"])
     return module
 
 
-def _read_adapter(meta: Path, adapted: list[str]) -> dict[str, Any]:
-    """Read the configuration of an adapter; where there are only rank and alpha, it is of the modules `adapted`."""
+def _read_adapter(meta: Path) -> dict[str, Any]:
+    """Read the configuration of an adapter."""
     try:
         found = json.loads(meta.read_text(encoding="utf-8"))
-        found = {"r": found["r"], "lora_alpha": found["lora_alpha"], "target_modules": adapted} | found
-        return {name: found[name] for name in _ADAPTER_FIELDS if name in found}
+        needed = {name: found[name] for name in ("r", "lora_alpha", "target_modules")}
+        return needed | {name: found[name] for name in _ADAPTER_FIELDS if name in found}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{meta} cannot be read ({error!r}): it must hold r and lora_alpha of the adapter") from None
+        raise DataError(
+            f"{meta} cannot be read ({error!r}): it must hold r, lora_alpha and target_modules of the adapter"
+        ) from None
 
 
 def _list_tied(module: Any) -> set[str]:
@@ -137,25 +137,3 @@ def _list_tied(module: Any) -> set[str]:
     for name, tensor in module.state_dict(keep_vars=True).items():
         names.setdefault(id(tensor), []).append(name)
     return {name for same in names.values() if len(same) > 1 for name in same}
-
-
-def _merge_former(state: Path, world_size: int) -> dict[str, torch.Tensor]:
-    """Merge the parts that every process wrote before version 0.2, in verl's layout."""
-    ranks: list[Mapping[str, torch.Tensor]] = []
-    for rank in range(world_size):
-        file = state / f"model_world_size_{world_size}_rank_{rank}.pt"
-        if not file.is_file():
-            raise DataError(f"{file} is missing: the checkpoint is not one of {world_size} FSDP processes")
-        ranks.append(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
-    return {name: _merge_parts(name, [rank[name] for rank in ranks]) for name in ranks[0]}
-
-
-def _merge_parts(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
-    first = parts[0]
-    if not isinstance(first, DTensor):
-        return first
-    if len(first.placements) != 1:
-        raise DataError(f"{name} is sharded over {len(first.placements)} dimensions of processes: one can be exported")
-    placement = first.placements[0]
-    local = [part._local_tensor for part in parts if isinstance(part, DTensor)]
-    return torch.cat(local, dim=placement.dim) if isinstance(placement, Shard) else local[0]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from forage_queue.trainer.pending import ConsumedGroup, ConsumedStep
-from forage_runtime.errors import DataError, UserError
+from forage_runtime.errors import DataError
 from forage_runtime.security.signatures import Purpose, RunSignatures, SignatureError
 from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.folder_digests import find_altered
@@ -70,24 +70,11 @@ class Manifest:
                 s["epoch"],
                 tuple(ConsumedGroup(**g) for g in s["groups"]),
                 tuple(s.get("dropped", ())),
-                None if s.get("ends") is None else tuple(s["ends"]),
+                tuple(s["ends"]),
             )
             for s in tree["consumed"]
         ]
         return cls(**(tree | {"consumed": tuple(steps)}))
-
-    def require_readable_by(self, world_size: int) -> None:
-        """
-        Raises:
-            UserError: another number of processes wrote the checkpoint, before version 0.2, when verl's files were
-                bound to it.
-        """
-        if world_size != self.world_size and any("_world_size_" in name for name in self.files):
-            raise UserError(
-                f"the checkpoint of step {self.step} is of version 0.1, whose files only the {self.world_size} trainer "
-                f"processes that wrote them can read, not {world_size}: start {self.world_size}, which write a "
-                "checkpoint that any number can read"
-            )
 
     def restore_parts(self, parts: Mapping[str, Stateful]) -> None:
         """Load the state of every part; a part that the checkpoint lacks keeps its initial state and logs a warning."""

@@ -141,7 +141,6 @@ def find_start(
         )
     saved_step = checkpoint[1].step if checkpoint is not None else 0
     if checkpoint is not None:
-        checkpoint[1].require_readable_by(checkpoints.world_size)
         match_order(settings, checkpoint[1])
     # Acknowledged groups are gone from the stream. The files have those since the checkpoint before the newest.
     again = range(saved_step + 1, acknowledged + 1)

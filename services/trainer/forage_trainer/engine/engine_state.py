@@ -12,13 +12,11 @@ and the conversions that it was loaded with, and `lora_train_meta.json` with PEF
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.distributed.fsdp import FSDPModule
 from verl.utils.device import get_device_name
@@ -70,39 +68,6 @@ def load_engine(engine: Any, folder: Path, rank: int) -> None:
         _load_optimizer(engine, folder)
     states = len(list(folder.glob(_RANDOM.format(rank="*"))))
     _set_random_state(json.loads((folder / _RANDOM.format(rank=rank % states)).read_text(encoding="utf-8")))
-
-
-def load_former(engine: Any, folder: Path, rank: int, size: int) -> None:
-    """Load a state that verl wrote for this number of processes, as before version 0.2.
-
-    Raises:
-        DataError: a file holds other things than tensors and numbers.
-    """
-
-    def read(kind: str) -> Any:
-        # numpy's random state is an array, the only thing in these files that is neither tensor nor plain.
-        array = [np.ndarray.__reduce__(np.zeros(0))[0], np.ndarray, np.dtype, type(np.dtype(np.uint32))]
-        file = folder / f"{kind}_world_size_{size}_rank_{rank}.pt"
-        try:
-            with torch.serialization.safe_globals(array):
-                return torch.load(file, weights_only=True)
-        except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-            raise DataError(f"{file} cannot be read ({error!r}): take another checkpoint") from None
-
-    with _parameters_on_device(engine):
-        engine.module.load_state_dict(read("model"))
-        groups = engine.optimizer.state_dict()["param_groups"]
-        engine.optimizer.load_state_dict(read("optim") | {"param_groups": groups})
-    extra = read("extra_state")
-    _set_step(engine, extra["lr_scheduler"]["last_epoch"])
-    torch.set_rng_state(extra["rng"]["cpu"])
-    if torch.cuda.is_available() and "cuda" in extra["rng"]:
-        torch.cuda.set_rng_state(extra["rng"]["cuda"])
-
-
-def is_former(folder: Path) -> bool:
-    """Whether verl wrote the state in a folder, for a number of processes."""
-    return any(folder.glob("model_world_size_*"))
 
 
 @contextmanager

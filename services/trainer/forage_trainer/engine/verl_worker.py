@@ -137,16 +137,12 @@ class VerlWorker:
         self._processes.meet()
 
     def load(self, folder: Path) -> None:
-        """Load a state of `save` by any number of processes, or one that verl wrote by the same number.
+        """Load a state of `save` by any number of processes.
 
         Raises:
             DataError: it is of another model, or not complete.
         """
-        rank, size = self._processes.rank, self._processes.size
-        if engine_state.is_former(folder):
-            engine_state.load_former(self.engine, folder, rank, size)
-        else:
-            engine_state.load_engine(self.engine, folder, rank)
+        engine_state.load_engine(self.engine, folder, self._processes.rank)
         self._processes.meet()
 
 
