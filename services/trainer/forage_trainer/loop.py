@@ -30,6 +30,7 @@ from forage_trainer.data.digests import digest_tokens
 from forage_trainer.data.routes import EnvironmentCheck
 from forage_trainer.data.selection import SELECTED_NONE, has_equal_rewards
 from forage_trainer.engine.policy_worker import PolicyWorker
+from forage_trainer.extensions import find_sampler
 from forage_trainer.reporting.guards import Guards
 from forage_trainer.reporting.journal import Journal, describe_policy
 from forage_trainer.reporting.metrics import compute_trajectory_metrics
@@ -84,7 +85,7 @@ class TrainingLoop:
             lambda: self._validations.open_versions,
         )
         self._guards = Guards(trainer.guards)
-        batches = make_batches(train.rows, settings)
+        batches = make_batches(train.rows, settings, find_sampler(settings))
         check = self._check_environments = EnvironmentCheck(settings, streams, (train, validation), retry, stop)
         equal = partial(has_equal_rewards, estimator=trainer.algorithm.adv_estimator)
         self._feeder = Feeder(settings, streams, batches, retry, equal)

@@ -35,6 +35,7 @@ from forage_trainer.checkpoints.rollbacks import RolledBackError
 from forage_trainer.checkpoints.start import require_resumable
 from forage_trainer.checkpoints.upload import open_upload
 from forage_trainer.data.routes import EnvironmentCheck, check_rewards
+from forage_trainer.extensions import check_functions, find_sampler
 from forage_trainer.weights.completeness import check_complete
 from forage_weights.announcement import CANARY_ROWS
 from forage_weights.trainer.policy_store import find_policies_place
@@ -58,6 +59,7 @@ def run_leader(settings: Settings, stop: Stop) -> int:
     settings = keep_template_date(settings)
     check_server(settings.tls, "trainer")
     check_training(settings)
+    check_functions(settings)
     RunSignatures(settings.security, settings.run.id).require_signer("the trainer")
     check_model_folder(settings.model.path)
     check_complete(settings.model.path)
@@ -69,12 +71,12 @@ def run_leader(settings: Settings, stop: Stop) -> int:
         health.wait_for("start", "reading the questions")
         train = read_questions(settings.data.train_paths)
         validation = read_questions(settings.data.val_files)
-        make_batches(train.rows, settings)
+        make_batches(train.rows, settings, find_sampler(settings))
         tokenizer = ChatTokenizer(settings)
         longest = settings.rollout.max_start_length
         train = train.filter_by_length(tokenizer, longest)
         validation = validation.filter_by_length(tokenizer, longest, settings.data.val_max_samples)
-        make_batches(train.rows, settings)
+        make_batches(train.rows, settings, find_sampler(settings))
         report_questions("train", train)
         report_questions("validation", validation)
         health.wait_for("start", "asking the reward service for its data sources")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from prometheus_client import Gauge
 
 from forage_records.questions import Question, Questions, check_batch_size
+from forage_runtime.errors import SettingsError
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.label_names import LabelNames
 from forage_runtime.telemetry.logs import get_logger
@@ -39,13 +41,23 @@ def report_questions(split: str, questions: Questions) -> None:
         get_logger().warning("answers_match_nothing", split=split, detail=wordless)
 
 
-def make_batches(questions: Sequence[Question], settings: Settings) -> Batches:
+Sampler = Callable[[Sequence[Question], int, int], Sequence[int]]
+"""(questions of a source, epoch from 0, seed) → their indexes in the order of this epoch, each once.
+
+Pure: a resumed run asks again."""
+
+
+def make_batches(questions: Sequence[Question], settings: Settings, sampler: Sampler | None = None) -> Batches:
     """Order the questions as the settings say.
+
+    Args:
+        sampler: see `data.sampler`; None: a new permutation each epoch.
 
     Raises:
         DataError: too few questions.
     """
-    return Batches(questions, settings.data.train_batch_size, settings.run.seed, settings.data.train_weights)
+    data = settings.data
+    return Batches(questions, data.train_batch_size, settings.run.seed, data.train_weights, sampler)
 
 
 @dataclass(frozen=True)
@@ -68,7 +80,12 @@ class Batches:
     """
 
     def __init__(
-        self, questions: Sequence[Question], batch_size: int, seed: int, weights: Sequence[float] = ()
+        self,
+        questions: Sequence[Question],
+        batch_size: int,
+        seed: int,
+        weights: Sequence[float] = (),
+        sampler: Sampler | None = None,
     ) -> None:
         """
         Args:
@@ -84,6 +101,8 @@ class Batches:
         self._sources = (
             [[q for q in questions if q.file == file] for file in range(len(weights))] if weights else [list(questions)]
         )
+        self._sampler = sampler
+        self._order = lru_cache(maxsize=16)(self._find_order)
         self._draws = lru_cache(maxsize=8)(self._draw)
 
     def group(self, batch: int, position: int, refill: int = 0) -> tuple[str, Question]:
@@ -100,6 +119,12 @@ class Batches:
         question = rows[(draw.index + 1 + int(others[(refill - 1) % len(others)])) % len(rows)]
         return question.uid(f"{_REFILL}{batch}.{position}.{refill}"), question
 
+    def _find_order(self, source: int, epoch: int) -> npt.NDArray[np.int64]:
+        rows = self._sources[source]
+        if self._sampler is None:
+            return _permutation(len(rows), self._seed, epoch, source)
+        return _check_order(self._sampler(rows, epoch, self._seed), len(rows))
+
     def _draw(self, batch: int) -> list[_Draw]:
         begin, end = (batch - 1) * self.batch_size, batch * self.batch_size
         # The source of every position since the first batch: the counts say how far each source has been read.
@@ -111,10 +136,22 @@ class Batches:
         draws = []
         for source in chosen[begin:].tolist():
             epoch, place = divmod(read[source], len(self._sources[source]))
-            order = _permutation(len(self._sources[source]), self._seed, epoch, source)
-            draws.append(_Draw(source, int(order[place]), epoch))
+            draws.append(_Draw(source, int(self._order(source, epoch)[place]), epoch))
             read[source] += 1
         return draws
+
+
+def _check_order(order: object, count: int) -> npt.NDArray[np.int64]:
+    """Return an order that a sampler gave.
+
+    Raises:
+        SettingsError: it is not each index once.
+    """
+    found: npt.NDArray[Any] = np.asarray(order)
+    if found.shape == (count,) and found.dtype.kind in "iu" and (np.sort(found) == np.arange(count)).all():
+        return found.astype(np.int64)
+    what = f"{found.dtype} of shape {found.shape}" if found.shape != (count,) else "other numbers, or one twice"
+    raise SettingsError(f"data.sampler gave {what}: expected the indexes 0 to {count - 1}, each once")
 
 
 def refill_number(uid: str) -> int:

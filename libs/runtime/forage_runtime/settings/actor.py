@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from forage_runtime.settings.algorithm import KlKind
-from forage_runtime.settings.base import Section
+from forage_runtime.settings.base import FunctionName, Section
 
 ActorAggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 CriticAggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
@@ -57,6 +57,9 @@ class PolicyLossSettings(Section):
     """The policy loss, one of verl's; names as verl's."""
 
     loss_mode: LossMode = Field(LossMode.VANILLA, description="Policy loss; vanilla: PPO's clipped one")
+    function: FunctionName = Field(
+        "", description="A policy loss of your own, FILE.py:FUNCTION or MODULE:FUNCTION, with verl's arguments"
+    )
     clip_cov_ratio: float = Field(0.0002, gt=0, le=1, description="clip_cov: share of tokens without a gradient")
     clip_cov_lb: float = Field(1.0, description="clip_cov: such tokens have a covariance above this")
     clip_cov_ub: float = Field(5.0, description="clip_cov: such tokens have a covariance below this")
@@ -72,6 +75,8 @@ class PolicyLossSettings(Section):
             owner = next((owner for prefix, owner in owners.items() if name.startswith(f"{prefix}_")), None)
             if owner not in (None, self.loss_mode) and getattr(self, name) != field.default:
                 raise ValueError(f"{name} is for loss_mode {owner}, not {self.loss_mode}: leave it out")
+        if self.function and self.loss_mode is not LossMode.VANILLA:
+            raise ValueError(f"function is a loss of your own, and loss_mode is {self.loss_mode}: leave one out")
         if self.loss_mode is LossMode.DRO and self.dro_beta is None:
             raise ValueError("loss_mode dro needs dro_beta: give the coefficient of the squared log-ratio, such as 0.1")
         if self.clip_cov_lb >= self.clip_cov_ub:

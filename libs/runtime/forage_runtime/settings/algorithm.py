@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from forage_runtime.settings.base import Section
+from forage_runtime.settings.base import FunctionName, Section
 
 KlKind = Literal["kl", "abs", "mse", "low_var_kl"]
 """Estimator of a token's KL to the reference policy, as in verl."""
@@ -100,6 +100,11 @@ class AlgorithmSettings(Section):
     """Advantages, rewards per token and the KL in the reward; names as verl's."""
 
     adv_estimator: AdvantageEstimator = Field(AdvantageEstimator.GRPO, description="Advantage estimator")
+    estimator: FunctionName = Field(
+        "",
+        description="An estimator of your own, FILE.py:FUNCTION or MODULE:FUNCTION, instead of adv_estimator's; that "
+        "still says which rows take part, and whether there is a critic",
+    )
     norm_adv_by_std_in_grpo: bool = Field(
         True, description="grpo, grpo_multiturn: divide by the group's standard deviation; false: Dr. GRPO"
     )

@@ -15,6 +15,19 @@ _IS_REDIS = re.compile(r"rediss?(\+|$)|unix$", re.IGNORECASE)
 _IS_WEB = re.compile(r"https?$", re.IGNORECASE)
 
 
+_FUNCTION = re.compile(r"(.+\.py|[^\W\d][\w.]*):[^\W\d]\w*")
+
+
+def _check_function(source: str) -> str:
+    if source and not _FUNCTION.fullmatch(source):
+        raise ValueError("expected FILE.py:FUNCTION or MODULE:FUNCTION, such as my_code.py:leave_one_out")
+    return source
+
+
+FunctionName = Annotated[str, AfterValidator(_check_function)]
+"""A function of the user's own, FILE.py:FUNCTION or MODULE:FUNCTION; empty: none."""
+
+
 def check_address(address: str, other: str = "") -> str:
     """Refuse what is not "host:port".
 

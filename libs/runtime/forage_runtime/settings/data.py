@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from forage_runtime.settings.base import Section
+from forage_runtime.settings.base import FunctionName, Section
 from forage_runtime.text.chat_template import CLOCK
 
 NOT_VARIABLES = frozenset(
@@ -49,6 +49,11 @@ class DataSettings(Section):
         Path("data/world/corpus.jsonl"), description="Corpus file that the retriever indexes: JSON Lines or Parquet"
     )
     train_batch_size: int = Field(16, ge=1, description="Prompts (groups) of an optimizer step")
+    sampler: FunctionName = Field(
+        "",
+        description="An order of the training questions of your own, FILE.py:FUNCTION or MODULE:FUNCTION; empty: a new "
+        "permutation each epoch",
+    )
     val_max_samples: int = Field(-1, description="Most validation questions that are used; -1: all")
     apply_chat_template_kwargs: Annotated[dict[str, JsonValue], "map of values"] = Field(
         default_factory=dict,

@@ -19,6 +19,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 from forage_runtime.settings import ActorSettings, CorrectionSettings, LossMode, PolicyLossSettings
 from forage_trainer.algorithms.off_policy import importance_weights
 from forage_trainer.data.tensors import pad_jagged
+from forage_trainer.extensions import ExtensionError, describe_given, load_function
 
 _PER_TOKEN = ("response_mask", "state_mask", "advantages", "old_log_probs", "ref_log_prob", "rollout_log_probs")
 """Fields of a micro-batch over the response, jagged or padded."""
@@ -52,7 +53,30 @@ def build_actor_config(actor: ActorSettings, samples: int) -> FSDPActorConfig:
 
 def _build_policy_loss(loss: PolicyLossSettings) -> PolicyLossConfig:
     mode = _GEO_MEAN if loss.loss_mode is LossMode.GEO_MEAN else str(loss.loss_mode)
-    return PolicyLossConfig(**loss.model_dump(exclude={"loss_mode"}), loss_mode=mode)
+    if loss.function:
+        mode = _register_function(loss.function)
+    return PolicyLossConfig(**loss.model_dump(exclude={"loss_mode", "function"}), loss_mode=mode)
+
+
+def _register_function(source: str) -> str:
+    """Register a loss of the user's own with verl; returns its name there.
+
+    Raises:
+        SettingsError: as `load_function`.
+    """
+    setting = "trainer.actor.policy_loss.function"
+    function = load_function(setting, source)
+
+    @register_policy_loss(source)  # type: ignore[untyped-decorator, unused-ignore]
+    def compute(**given: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+        found = function(**given)
+        loss, metrics = found if isinstance(found, tuple) and len(found) == 2 else (found, {})
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            expected = "a scalar tensor with a gradient, and a dict of metrics if it has some"
+            raise ExtensionError(f"{setting} = '{source}' gave {describe_given(loss)}: expected {expected}")
+        return loss, metrics
+
+    return source
 
 
 @register_policy_loss(_GEO_MEAN)  # type: ignore[untyped-decorator, unused-ignore]

@@ -16,6 +16,7 @@ from forage_trainer.algorithms.estimators.grpo import grpo_outcome
 from forage_trainer.algorithms.estimators.grpo_multiturn import grpo_multiturn
 from forage_trainer.algorithms.estimators.reinforce_plus_plus import reinforce_plus_plus
 from forage_trainer.algorithms.estimators.rloo import rloo
+from forage_trainer.extensions import ExtensionError, describe_given, load_function
 
 
 class NonFiniteValueError(ForageError, ValueError):
@@ -76,7 +77,34 @@ def estimate_advantages(rewards: Rewards, settings: AlgorithmSettings) -> Advant
         value = float(rewards.values[row, token])
         raise NonFiniteValueError(f"the critic's value of {name} is {value} at token {token} of its response")
     inside = replace(rewards, token_rewards=torch.where(mask, rewards.token_rewards, 0.0))
+    if settings.estimator:
+        return _estimate_by_user(inside, settings)
     return ESTIMATORS[settings.adv_estimator](inside, settings)
+
+
+def _estimate_by_user(rewards: Rewards, settings: AlgorithmSettings) -> Advantages:
+    """Call an estimator of the user's own, which gives advantages, or advantages and returns; 0 outside the mask.
+
+    Raises:
+        ExtensionError: it raised, or gave something else.
+    """
+    setting = "trainer.algorithm.estimator"
+    given = load_function(setting, settings.estimator)(rewards, settings)
+    pair = given if isinstance(given, tuple) else (given, given)
+    mask, parts = rewards.mask.bool(), []
+    for value in pair:
+        wrong = ""
+        if len(pair) != 2:
+            wrong = f"{len(pair)} values"
+        elif not isinstance(value, torch.Tensor) or value.shape != mask.shape:
+            wrong = describe_given(value)
+        elif not value[mask].isfinite().all():
+            wrong = "a value that is NaN or infinite"
+        if wrong:
+            expected = f"a tensor of shape {tuple(mask.shape)}, or two: advantages and returns"
+            raise ExtensionError(f"{setting} = '{settings.estimator}' gave {wrong}: expected {expected}")
+        parts.append(torch.where(mask, value.float(), 0.0))
+    return Advantages(*parts)
 
 
 def _grpo(rewards: Rewards, settings: AlgorithmSettings) -> Advantages:
