@@ -26,6 +26,7 @@ COLUMNS = {
     "format rate": ("format_rate", "{:.2f}"),
     "staleness": ("staleness_mean", "{:.2f}"),
     "logprob diff": ("logprob_diff_mean", "{:.1e}"),
+    "canary": ("canary_diff", "{:.1e}"),
     "KL": ("kl_ref", "{:.4f}"),
     "tokens/s": ("tokens_per_s", "{:.0f}"),
 }

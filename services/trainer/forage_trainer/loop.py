@@ -194,6 +194,7 @@ class TrainingLoop:
             clock.seconds |= seconds or {}
             dropped = self._feeder.find_latest(batch.stragglers)
             metrics = self._train_on(batch, policy, dropped, clock, began)
+            metrics["canary_diff"] = self._publication.canary_diff
             self._version = step
             if is_new := step > self._replay_until:
                 self._writer.add_step(batch, policy.epoch, dropped)

@@ -57,6 +57,11 @@ def test_a_refusal_is_logged_and_counted_once_and_noted_for_as_long_as_it_lasts(
     streams.acknowledge_policy("one", Replica(serving=NEW))
     refusals.check()
     assert health.notes == {}
+    assert refusals.canary_diff is None, "no engine has compared"
+    for name, difference in (("one", 2e-7), ("other", 3e-6)):
+        streams.acknowledge_policy(name, Replica(serving=NEW, difference=difference))
+    refusals.check()
+    assert refusals.canary_diff == pytest.approx(3e-6)
     assert REFUSING.collect()[0].samples[0].value == 0
 
 

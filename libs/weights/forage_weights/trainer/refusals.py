@@ -18,9 +18,13 @@ _WHAT_TO_DO = (
 
 
 class Refusals:
-    """What the engines say against the policy that is announced.
+    """What the engines say about the policies that are announced.
 
     The trainer goes on: an engine that refuses serves the policy before for as long as prompts allow it.
+
+    Attributes:
+        canary_diff: by how much the engine that is furthest off differs from the trainer's log-probabilities of a
+            canary (`Policy.canary`), in nats; None where no engine has compared.
     """
 
     def __init__(self, streams: StreamClient, retry: RedisRetry, health: Health) -> None:
@@ -30,11 +34,14 @@ class Refusals:
         self._known: set[tuple[str, bytes]] = set()
         self._by_all: tuple[int, int] | None = None
         self._repeated: tuple[int, int] | None = None
+        self.canary_diff: float | None = None
 
     def check(self) -> None:
         """Log and count what is new, and note on the health endpoint what lasts."""
         announced = self._retry(self._streams.read_policy)
         replicas = self._retry(lambda: self._streams.read_replicas(LIVELY_S))
+        compared = [one.difference for one in replicas.values() if one.HasField("difference")]
+        self.canary_diff = max(compared, default=None)
         refusing = {
             name: one.reason for name, one in replicas.items() if one.HasField("refused") and one.refused == announced
         }

@@ -31,6 +31,7 @@ FIGURES: tuple[tuple[str, str, dict[str, str]], ...] = (
             "mismatch_mean": "all tokens, mean",
             "mismatch_max": "all tokens, highest",
             "mismatch_kl": "KL",
+            "canary_diff": "canary",
         },
     ),
     ("Importance weights", "", {"is_mean": "mean", "is_max": "highest", "is_min": "lowest"}),

@@ -94,6 +94,11 @@ class Publication:
         """See `Refusals.check`."""
         self._refusals.check()
 
+    @property
+    def canary_diff(self) -> float | None:
+        """See `Refusals.canary_diff`."""
+        return self._refusals.canary_diff
+
     def mend(self) -> None:
         """While no groups come: announce the last policy again if the server has lost it, publish it again if the
         engines cannot load it. One that is on its way is left alone: what holds it up is named by its own waits."""
