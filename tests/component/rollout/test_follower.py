@@ -257,6 +257,13 @@ async def test_a_refusal_is_said_with_its_reason_and_the_old_policy_served_until
     assert [entry["event"] for entry in logs].count("policy_refused") == 1
 
 
+@pytest.mark.parametrize(("retry_s", "took_s", "rest_s"), [(1.0, 0.05, 1.0), (30.0, 2.0, 30.0), (30.0, 60.0, 540.0)])
+async def test_a_policy_whose_load_takes_long_is_tried_again_the_more_rarely(
+    retry_s: float, took_s: float, rest_s: float
+) -> None:
+    assert follower.find_rest(retry_s, took_s) == rest_s
+
+
 async def test_a_refusal_ends_with_a_later_policy(bench: Bench) -> None:
     engine = Engine(FIRST)
     engine.refuse = True

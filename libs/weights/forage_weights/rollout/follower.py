@@ -28,8 +28,19 @@ GIVE_WAY_INTERVAL_S = 1.0
 """Between two looks for a newer policy while one is loaded."""
 RETRY_INTERVAL_S = 1.0
 MAX_RETRY_INTERVAL_S = 30.0
+_RESTS = 9.0
+"""Rest after a refused load, as a multiple of its time: one that starts vLLM again and again would do nothing else."""
 HEARTBEAT_INTERVAL_S = 5.0
 CATCH_UP_TIMEOUT_S = 60.0
+
+
+def find_rest(retry_s: float, took_s: float) -> float:
+    """Seconds between a refused load, which took so long, and the next attempt at the same policy.
+
+    Args:
+        retry_s: what the number of attempts asks for.
+    """
+    return max(retry_s, _RESTS * took_s)
 
 
 class Engine(Protocol):
@@ -65,7 +76,8 @@ class Follower:
     The trainer decides what is served: after a lost Redis volume its epochs may begin lower than what an engine serves.
     An announcement that stays the same does not replace what `UpdateWeights` has loaded meanwhile.
 
-    A policy that cannot be loaded is refused: the engine serves the old one and tries again, ever more rarely. Once
+    A policy that cannot be loaded is refused: the engine serves the old one and tries again, ever more rarely, and the
+    more rarely the longer an attempt takes. Once
     another engine serves the announced policy, this one goes out of service until it does, too: prompts that ask for
     the announced policy wait for every engine in service.
 
@@ -172,10 +184,13 @@ class Follower:
                     if announced == self._engine.serving or self._is_replaced(announced):
                         followed = announced
                     elif time.monotonic() >= retry_at:
+                        began = time.monotonic()
                         if await self._try(announced):
                             followed = announced
                         else:
-                            retry_at, retry_s = time.monotonic() + retry_s, min(2 * retry_s, MAX_RETRY_INTERVAL_S)
+                            now = time.monotonic()
+                            retry_at = now + find_rest(retry_s, now - began)
+                            retry_s = min(2 * retry_s, MAX_RETRY_INTERVAL_S)
                 stream, block_s = ANNOUNCED, WATCH_S
                 if announced is not None and announced == self.describe().refused:
                     await self._step_aside(announced)
