@@ -136,6 +136,9 @@ def _ask(program: Program, module: str, settings: Settings) -> str:
     command = [str(find_interpreter(program)), "-m", module, "--config", "/dev/stdin"]
     # The settings are resolved: variables of the shell must not override the command line again.
     environ = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+    # What libraries warn of is no part of the answer.
+    environ = {name: value for name, value in environ.items() if name != "PYTHONWARNDEFAULTENCODING"}
+    environ["PYTHONWARNINGS"] = "ignore"
     done = subprocess.run(
         command, input=settings.to_yaml(), env=environ, capture_output=True, text=True, encoding="utf-8"
     )

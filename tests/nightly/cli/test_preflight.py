@@ -33,6 +33,7 @@ def test_an_environment_that_cannot_be_loaded_is_named_with_its_data_source(
 
 def test_a_sampling_that_vllm_refuses_is_named_with_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORAGE__ROLLOUT__TEMPERATURE", "7")
+    monkeypatch.setenv("PYTHONWARNDEFAULTENCODING", "1")  # libraries warn then, and are not heard
     preflight.check_sampling(Settings())
     preflight.check_sampling(Settings(rollout=RolloutSettings(temperature=1.5)))
     with pytest.raises(UserError) as error:
