@@ -70,7 +70,7 @@ def _load_file(path: Path) -> Any:
 def describe_given(value: Any) -> str:
     """What a function gave, in a few words on one line."""
     if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {tuple(value.shape)}{'' if value.requires_grad else ' without a gradient'}"
+        return f"a tensor of shape {tuple(value.shape)}"
     return f"{type(value).__name__} {' '.join(repr(value).split())[:80]}"
 
 

@@ -72,8 +72,9 @@ def _register_function(source: str) -> str:
         found = function(**given)
         loss, metrics = found if isinstance(found, tuple) and len(found) == 2 else (found, {})
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            lacks = " without a gradient" if isinstance(loss, torch.Tensor) and not loss.requires_grad else ""
             expected = "a scalar tensor with a gradient, and a dict of metrics if it has some"
-            raise ExtensionError(f"{setting} = '{source}' gave {describe_given(loss)}: expected {expected}")
+            raise ExtensionError(f"{setting} = '{source}' gave {describe_given(loss)}{lacks}: expected {expected}")
         return loss, metrics
 
     return source
