@@ -19,9 +19,9 @@ from forage_queue.streams.client import StreamClient
 from forage_queue.trainer import shifts
 from forage_queue.trainer.arrivals import Arrivals, Receiver
 from forage_queue.trainer.batcher import Batcher
-from forage_queue.trainer.kept_groups import KeptGroups
-from forage_queue.trainer.pending import PendingSteps
-from forage_queue.trainer.places import Settled
+from forage_queue.trainer.places import ConsumedSlots
+from forage_queue.trainer.replay_groups import ReplayGroups
+from forage_queue.trainer.unacked import UnackedSteps
 from forage_runtime.files import durable
 from forage_trainer.checkpoints.rollbacks import Rollbacks
 from forage_weights import cache
@@ -167,12 +167,12 @@ BROKEN_RULES = (
     BrokenRule(
         "a checkpoint names what is not acknowledged",
         _CRASHES,
-        lambda: _replace((PendingSteps, "restore", lambda *_: None)),
+        lambda: _replace((UnackedSteps, "restore", lambda *_: None)),
     ),
     BrokenRule(
         "a checkpoint knows which places are settled",
         _CRASHES,
-        lambda: _replace((Settled, "load_state_dict", lambda self, state: self.restart(state["batches"]))),
+        lambda: _replace((ConsumedSlots, "load_state_dict", lambda self, state: self.restart(state["batches"]))),
         {"takes_first": True, "is_colocated": False, "max_staleness": 2, "save_freq": 1, "ranges": SLOW},
     ),
     BrokenRule(
@@ -184,7 +184,7 @@ BROKEN_RULES = (
     BrokenRule(
         "the groups of young checkpoints are kept",
         ("damaged checkpoint",),
-        lambda: _replace((KeptGroups, "write", lambda *_: None)),
+        lambda: _replace((ReplayGroups, "write", lambda *_: None)),
     ),
     BrokenRule(
         "temporary files of living processes stay",

@@ -11,7 +11,7 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from forage_queue.trainer.feeder import Feeder
-from forage_queue.trainer.pending import PendingSteps
+from forage_queue.trainer.unacked import UnackedSteps
 from forage_runtime import service
 from forage_trainer import __main__ as trainer
 from forage_trainer.checkpoints.checkpoint import Checkpoints
@@ -46,7 +46,7 @@ def arm(point: str, step: int) -> None:
         case "during_checkpoint":  # the engine's files are written, the manifest is not
             wrap(PolicyWorker, "save", lambda _, folder: folder.parent.name.endswith(f"-step_{step}"), after=True)
         case "after_checkpoint":  # durable, and nothing of it acknowledged
-            wrap(PendingSteps, "acknowledge", lambda _, until: until == step)
+            wrap(UnackedSteps, "acknowledge", lambda _, until: until == step)
         case "publish":  # weights are written, not renamed into place, not announced
             wrap(publisher, "write_description", lambda folder, _: f"-v{step}-" in folder.name, after=True)
         case "before_issue":  # acknowledged, and the next batch not issued

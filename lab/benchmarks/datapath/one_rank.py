@@ -25,7 +25,7 @@ from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
 from forage_queue.streams.client import Entry
 from forage_queue.trainer.batcher import Batch
 from forage_queue.trainer.decoder import GroupDecoder
-from forage_queue.trainer.kept_groups import KeptGroups
+from forage_queue.trainer.replay_groups import ReplayGroups
 from forage_runtime.retries import DiskRetry
 from forage_runtime.settings import AlgorithmSettings
 from forage_runtime.stop import Stop
@@ -122,7 +122,7 @@ def run_now(processes: Processes, packed: list[bytes], folder: Path) -> dict[str
     with clock("results"):
         reader.answer(tensors)
     with clock("keep"):
-        KeptGroups(folder).write(Batch(1, tuple(Entry(b"1-0", group) for group in groups), 0))
+        ReplayGroups(folder).write(Batch(1, tuple(Entry(b"1-0", group) for group in groups), 0))
     processes.close()
     return {"seconds": seconds}
 

@@ -20,7 +20,7 @@ from typing import Any
 import redis
 
 from forage_proto.v1.trajectory_pb2 import Policy, Replica
-from forage_queue.rollout.served import ServedPolicies
+from forage_queue.rollout.policy_progress import PolicyProgress
 from forage_queue.streams.client import StreamClient
 from forage_runtime.settings import RedisSettings
 from forage_weights.rollout.follower import Follower
@@ -62,7 +62,7 @@ async def measure(settings: RedisSettings, engines: int, groups: int) -> dict[st
         asked += engines
         return {name: follower.describe() for name, follower in followers.items()}
 
-    served = ServedPolicies(StreamClient(settings, run), asyncio.to_thread, ask_engines)
+    served = PolicyProgress(StreamClient(settings, run), asyncio.to_thread, ask_engines)
     trainer.publish(Policy(version=1, epoch=1))
     await asyncio.gather(*(follower.catch_up() for follower in followers.values()))
     tasks = [asyncio.create_task(follower.follow()) for follower in followers.values()]

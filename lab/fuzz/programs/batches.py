@@ -20,7 +20,7 @@ from forage_queue.streams.payloads import Payloads
 from forage_queue.trainer.batcher import Batcher
 from forage_queue.trainer.dataset import Batches
 from forage_queue.trainer.feeder import Feeder
-from forage_queue.trainer.pending import PendingSteps
+from forage_queue.trainer.unacked import UnackedSteps
 from forage_records.questions import Question
 from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import RedisSettings, Settings, load_settings
@@ -48,7 +48,7 @@ def main(url: str) -> None:
     equal = partial(has_equal_rewards, estimator=settings.trainer.algorithm.adv_estimator)
     feeder = Feeder(settings, streams, Batches(rows, _SIZE, 0), retry, equal)
     batcher = Batcher(streams, _SIZE, settings.trainer, feeder, retry, health)
-    pending = PendingSteps(streams, retry)
+    pending = UnackedSteps(streams, retry)
     batcher.start(0)
     threading.Thread(target=_answer_prompts, args=(settings.redis,), daemon=True).start()
     redis.Redis.from_url(url).set("fuzz:ready", 1)

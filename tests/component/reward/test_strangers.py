@@ -19,7 +19,7 @@ from waiting import wait_until_async
 from forage_proto.v1 import reward_pb2, reward_pb2_grpc
 from forage_reward.serve import server
 from forage_reward.serve.server import Server
-from forage_runtime.security import call_limits, message_room
+from forage_runtime.security import byte_budget, call_limits
 from forage_runtime.settings import RewardSettings, Settings, TlsSettings
 
 TOKEN = (("authorization", "Bearer the-secret-of-today"),)
@@ -89,7 +89,7 @@ async def test_checks_that_never_arrive_end_soon_and_take_no_room_from_callers(
     serve: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "MAX_CONCURRENT_CALLS", 2)
-    monkeypatch.setattr(message_room, "CHECK_S", 300.0)
+    monkeypatch.setattr(byte_budget, "CHECK_S", 300.0)
     done = asyncio.Event()
 
     async def send_late() -> AsyncIterator[bytes]:
@@ -107,7 +107,7 @@ async def test_checks_that_never_arrive_end_soon_and_take_no_room_from_callers(
         assert ends.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 10
         assert ends.count(grpc.StatusCode.OK) == call_limits.MAX_CHECKS
         done.clear()
-        monkeypatch.setattr(message_room, "CHECK_S", 0.3)
+        monkeypatch.setattr(byte_budget, "CHECK_S", 0.3)
         assert await check(send_late(), timeout=300).code() is grpc.StatusCode.DEADLINE_EXCEEDED
         reply = await health_pb2_grpc.HealthStub(callers).Check(health_pb2.HealthCheckRequest(), timeout=300)
         assert reply.status == health_pb2.HealthCheckResponse.SERVING

@@ -25,7 +25,7 @@ from forage_reward.serve import server
 from forage_reward.serve.server import Server
 from forage_runtime.clients.reward import RewardClient
 from forage_runtime.errors import SettingsError, UnavailableError
-from forage_runtime.security import channels, message_room, refusals
+from forage_runtime.security import byte_budget, channels, refusals
 from forage_runtime.security.channels import open_channel
 from forage_runtime.security.tokens import authorization_metadata
 from forage_runtime.settings import RolloutSettings, TlsSettings
@@ -278,8 +278,8 @@ async def test_requests_that_do_not_arrive_fill_the_room_and_health_checks_have_
     serve: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "MAX_BYTES_IN_PROGRESS", 2 * server.MAX_MESSAGE_BYTES)
-    monkeypatch.setattr(message_room.MessageRoom.take, "__defaults__", (0.3,))
-    monkeypatch.setattr(message_room, "READ_S", 300.0)
+    monkeypatch.setattr(byte_budget.RequestByteBudget.take, "__defaults__", (0.3,))
+    monkeypatch.setattr(byte_budget, "READ_S", 300.0)
     wire = serve()
     scored = asyncio.Event()
 
@@ -308,7 +308,7 @@ async def test_requests_that_do_not_arrive_fill_the_room_and_health_checks_have_
         scored.set()
         assert [await one.code() for one in stalled] == [grpc.StatusCode.OK] * 2
         scored.clear()
-        monkeypatch.setattr(message_room, "READ_S", 0.3)
+        monkeypatch.setattr(byte_budget, "READ_S", 0.3)
         assert await call(send_late()).code() is grpc.StatusCode.DEADLINE_EXCEEDED
         reply = await stub.Score(reward_pb2.ScoreRequest(items=[ITEM]), timeout=300)
         assert reply.items[0].score.total == 1.0

@@ -154,7 +154,7 @@ async def test_every_load_is_recorded_with_its_result_and_what_is_served_once(be
     task = asyncio.create_task(following.follow())
     await until(lambda: engine.loads > 1)
     engine.refuse = False
-    await until(lambda: following._said == Replica(serving=Policy(version=2, epoch=1)))
+    await until(lambda: following._last_status == Replica(serving=Policy(version=2, epoch=1)))
     task.cancel()
     await asyncio.wait([task])
     history = read_history(run.folder)

@@ -13,8 +13,8 @@ from dispatcher_bench import FIRST, Engine
 from waiting import wait_until_async
 
 from forage_proto.v1.trajectory_pb2 import Policy, Replica
-from forage_queue.rollout import served as module
-from forage_queue.rollout.served import ServedPolicies
+from forage_queue.rollout import policy_progress as module
+from forage_queue.rollout.policy_progress import PolicyProgress
 from forage_queue.streams.client import StreamClient
 from forage_runtime.settings import RedisSettings
 
@@ -33,7 +33,7 @@ class Bench:
         self.running = [Engine(self.trainer, name) for name in ("one", "other")]
         self.asked = 0
         self.fails = False
-        self.served = ServedPolicies(StreamClient(settings, "r", 60.0), asyncio.to_thread, self._ask)
+        self.served = PolicyProgress(StreamClient(settings, "r", 60.0), asyncio.to_thread, self._ask)
         self.announce(FIRST)
         for engine in self.running:
             engine.serve(FIRST)
@@ -56,7 +56,7 @@ class Bench:
         await wait_until_async(lambda: self.asked >= asked + times)
 
     @asynccontextmanager
-    async def watching(self) -> AsyncIterator[ServedPolicies]:
+    async def watching(self) -> AsyncIterator[PolicyProgress]:
         task = asyncio.create_task(self.served.watch())
         try:
             assert await self.wait_for(FIRST.version)

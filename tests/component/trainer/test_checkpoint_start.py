@@ -12,7 +12,7 @@ from trainer_parts import save_checkpoint
 from forage_proto.v1.trajectory_pb2 import Prompt, Shift, TrajectoryGroup
 from forage_queue.streams.client import StreamClient
 from forage_queue.streams.payloads import Payloads
-from forage_queue.trainer.kept_groups import KeptGroups
+from forage_queue.trainer.replay_groups import ReplayGroups
 from forage_records.questions import Questions
 from forage_runtime.errors import SettingsError, UserError
 from forage_runtime.retries import RedisRetry
@@ -24,15 +24,15 @@ from forage_trainer.checkpoints.start import take_over
 from forage_trainer.run import _train
 
 
-def open_run(folder: Path) -> tuple[Checkpoints, KeptGroups]:
-    return Checkpoints(folder / "run/checkpoints", 3, 10), KeptGroups(folder / "run/checkpoints/groups")
+def open_run(folder: Path) -> tuple[Checkpoints, ReplayGroups]:
+    return Checkpoints(folder / "run/checkpoints", 3, 10), ReplayGroups(folder / "run/checkpoints/groups")
 
 
 def test_a_start_and_a_restored_checkpoint_are_recorded(tmp_path: Path, redis_server: RedisSettings) -> None:
     audit = tmp_path / "audit.jsonl"
     settings = load_settings(None, [f"run.dir={tmp_path}", "run.id=run", f"security.audit_file={audit}"], {})
     streams, retry = StreamClient(redis_server, "run"), RedisRetry(Stop(), Health())
-    kept = KeptGroups(tmp_path / "run/checkpoints/groups")
+    kept = ReplayGroups(tmp_path / "run/checkpoints/groups")
     checkpoints = Checkpoints(tmp_path / "run/checkpoints", 3, 10, signatures=make_signatures(tmp_path / "keys"))
     take_over(settings, checkpoints, kept, streams, retry, 0)
     saved = save_checkpoint(checkpoints, 5, lambda folder: None)

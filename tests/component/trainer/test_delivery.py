@@ -19,7 +19,7 @@ from forage_queue.trainer import arrivals
 from forage_queue.trainer.batcher import MAX_STALE_ATTEMPTS, Batcher, BatchTimeoutError, StaleGroupsError
 from forage_queue.trainer.dataset import Batches
 from forage_queue.trainer.feeder import Feeder
-from forage_queue.trainer.pending import PendingSteps
+from forage_queue.trainer.unacked import UnackedSteps
 from forage_records.questions import Question
 from forage_runtime.errors import FencedError
 from forage_runtime.retries import RedisRetry
@@ -38,7 +38,7 @@ class Trainer:
     streams: StreamClient
     feeder: Feeder
     batcher: Batcher
-    pending: PendingSteps
+    pending: UnackedSteps
     epoch: int
 
     def take_step(self, number: int, timeout_s: float = WAIT_S) -> list[str]:
@@ -90,7 +90,7 @@ def start(redis_server: RedisSettings, monkeypatch: pytest.MonkeyPatch) -> Calla
         feeder = Feeder(settings, streams, Batches(rows, SIZE, 0), retry, equal)
         batcher = Batcher(streams, SIZE, settings.trainer, feeder, retry, health)
         batcher.start(consumed)
-        return Trainer(streams, feeder, batcher, PendingSteps(streams, retry), epoch)
+        return Trainer(streams, feeder, batcher, UnackedSteps(streams, retry), epoch)
 
     return make
 

@@ -46,9 +46,9 @@ from forage_queue.trainer.arrivals import LOST
 from forage_queue.trainer.batcher import Batcher, BatchTimeoutError
 from forage_queue.trainer.dataset import Batches
 from forage_queue.trainer.feeder import Feeder
-from forage_queue.trainer.kept_groups import KeptGroups
-from forage_queue.trainer.pending import ConsumedStep, PendingSteps
 from forage_queue.trainer.places import PlacesOfSteps
+from forage_queue.trainer.replay_groups import ReplayGroups
+from forage_queue.trainer.unacked import ConsumedStep, UnackedSteps
 from forage_records.questions import Question
 from forage_runtime.errors import FencedError
 from forage_runtime.retries import RedisRetry
@@ -96,10 +96,10 @@ class Trainer:
         history = open_history(self.settings.run, "trainer")
         self.streams = StreamClient(self.settings.redis, "test", WAIT_S, history, Payloads(self.settings))
         retry, health = RedisRetry(Stop(), Health()), Health()
-        self.kept = KeptGroups(self.settings.run.folder / "groups")
+        self.kept = ReplayGroups(self.settings.run.folder / "groups")
         self.feeder = Feeder(self.settings, self.streams, BATCHES, retry, lambda group: False)
         self.batcher = Batcher(self.streams, SIZE, self.settings.trainer, self.feeder, retry, health)
-        self.pending = PendingSteps(self.streams, retry)
+        self.pending = UnackedSteps(self.streams, retry)
         self.validation = Validation(
             self.settings, self.streams, QUESTIONS[:2], StateFile(self.settings.run.folder), retry, health
         )

@@ -17,7 +17,7 @@ from waiting import WAIT_S, wait_until
 
 from forage_queue.streams.client import Entry
 from forage_queue.trainer.batcher import Batch
-from forage_queue.trainer.kept_groups import KeptGroups
+from forage_queue.trainer.replay_groups import ReplayGroups
 from forage_runtime.errors import DiskFullError
 from forage_runtime.files.folders import write_json
 from forage_runtime.retries import DISK_PATIENCE_S, DiskRetry
@@ -51,7 +51,7 @@ def write_step_file(folder: Path) -> Any:
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "json": lambda folder: write_json(folder / "rollbacks.json", LONG),
     "metrics": lambda folder: MetricsFile(folder).append({"step": 2, "text": LONG}),
-    "kept groups": lambda folder: KeptGroups(folder).write(BATCH),
+    "kept groups": lambda folder: ReplayGroups(folder).write(BATCH),
     "answers": lambda folder: StoredAnswers(folder, "after", 1).append(GROUPS),
     "checkpoint": save_checkpoint,
     "step file": write_step_file,

@@ -13,8 +13,8 @@ from forage_cli.runs.ledger import GroupCounts, count_groups
 from forage_proto.v1.trajectory_pb2 import Prompt
 from forage_queue.streams.client import Entry
 from forage_queue.trainer.batcher import Batch, BatchTimeoutError
-from forage_queue.trainer.pending import PendingSteps
 from forage_queue.trainer.places import Place, place_of
+from forage_queue.trainer.unacked import UnackedSteps
 from forage_runtime.errors import SettingsError
 from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import load_settings
@@ -92,7 +92,7 @@ def test_the_ledger_and_the_tables_of_issues_follow_batches_that_are_over(
     start: Callable[..., tuple[Bench, Rollout]],
 ) -> None:
     b, rollout = start("trainer.total_training_steps=2")
-    pending = PendingSteps(b.streams, RedisRetry(b.stop, b.health))
+    pending = UnackedSteps(b.streams, RedisRetry(b.stop, b.health))
     rollout.answer((2, 2), (1, 1), (2, 0))
     issued = b.streams.read_issued()
     first = take(b, 1)

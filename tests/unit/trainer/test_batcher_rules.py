@@ -11,7 +11,7 @@ from forage_queue.streams.client import StreamClient
 from forage_queue.trainer import arrivals
 from forage_queue.trainer.batcher import Batcher
 from forage_queue.trainer.feeder import Feeder
-from forage_queue.trainer.places import Settled
+from forage_queue.trainer.places import ConsumedSlots
 from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import load_settings
 from forage_runtime.telemetry.health import Health
@@ -53,7 +53,7 @@ class IssuedAgain(Exception):
 class AskedFeeder:
     """Ends the wait when a group is issued again."""
 
-    settled = Settled(1)
+    settled = ConsumedSlots(1)
 
     def issue_again(self, *issue: int) -> None:
         raise IssuedAgain(*issue)

@@ -20,7 +20,7 @@ from forage_proto.v1.trajectory_pb2 import Status, TrajectoryGroup
 from forage_queue.streams.client import Entry
 from forage_queue.trainer.batcher import Batch
 from forage_queue.trainer.decoder import GroupDecoder
-from forage_queue.trainer.kept_groups import KeptGroups
+from forage_queue.trainer.replay_groups import ReplayGroups
 from forage_runtime.errors import DiskFullError
 from forage_runtime.retries import DiskRetry
 from forage_runtime.settings import AlgorithmSettings, load_settings
@@ -227,7 +227,7 @@ def test_groups_are_decoded_in_order_and_a_damaged_one_is_an_error_of_its_own() 
 
 
 def test_kept_groups_are_as_they_were_on_the_stream(tmp_path: Path) -> None:
-    kept, arrived = KeptGroups(tmp_path), arrive(build_groups())
+    kept, arrived = ReplayGroups(tmp_path), arrive(build_groups())
     leave_out_unusable(arrived, TRAINER)
     kept.write(Batch(3, tuple(Entry(b"1-0", group) for group in arrived), 0))
     again = kept.read(3)

@@ -12,7 +12,7 @@ from forage_proto.v1.trajectory_pb2 import GroundTruth, Prompt, TrajectoryGroup
 from forage_queue.streams.client import Entry, StreamClient
 from forage_queue.trainer.dataset import Batches
 from forage_queue.trainer.feeder import Feeder
-from forage_queue.trainer.places import Held, Place, ReadyOrder, Settled
+from forage_queue.trainer.places import ConsumedSlots, Held, Place, ReadyOrder
 from forage_records.questions import Question
 from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import load_settings
@@ -108,6 +108,6 @@ def test_no_group_is_asked_for_under_a_version_that_never_comes() -> None:
 
 
 def test_the_settled_places_of_a_smaller_batch_are_counted() -> None:
-    settled = Settled(2)
+    settled = ConsumedSlots(2)
     settled.load_state_dict({"batches": 1, "places": [[2, 0, 2], [2, 3, 2], [3, 1, 2]], "size": 4})
     assert settled.count_ahead() == 2, "position 3 is none of a batch of two"

@@ -9,12 +9,12 @@ from google.protobuf.proto import serialize_length_prefixed
 
 from forage_proto.v1.packed_pb2 import PackedGroup
 from forage_queue.trainer.batcher import Batch
-from forage_queue.trainer.kept_groups import KeptGroups
+from forage_queue.trainer.replay_groups import ReplayGroups
 from forage_runtime.errors import DataError
 
 
 def test_a_file_with_other_groups_than_were_written_is_damaged(tmp_path: Path) -> None:
-    kept = KeptGroups(tmp_path)
+    kept = ReplayGroups(tmp_path)
     kept.write(Batch(3, (), stale=0))
     (file,) = tmp_path.iterdir()
     assert kept.read(3).groups == []

@@ -8,7 +8,7 @@ from typing import Any, cast
 from forage_proto.v1.trajectory_pb2 import LedgerEntry
 from forage_queue.streams.client import StreamClient
 from forage_queue.trainer.batcher import Batch
-from forage_queue.trainer.pending import PendingSteps
+from forage_queue.trainer.unacked import UnackedSteps
 from forage_runtime.retries import RedisRetry
 
 
@@ -28,7 +28,7 @@ def call(function: Callable[[], Any]) -> Any:
 
 def test_an_acknowledgement_is_repeated_with_the_next_one() -> None:
     streams = Streams()
-    pending = PendingSteps(cast(StreamClient, streams), cast(RedisRetry, call))
+    pending = UnackedSteps(cast(StreamClient, streams), cast(RedisRetry, call))
     for step in (1, 2):
         pending.add(Batch(step, (), stale=0), epoch=1, dropped=())
         pending.acknowledge(until=step)

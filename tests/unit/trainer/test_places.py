@@ -9,7 +9,7 @@ import pytest
 from trainer_parts import make_group
 
 from forage_queue.streams.client import Entry
-from forage_queue.trainer.places import Held, Place, ReadyOrder, Settled, StrictOrder, list_slots
+from forage_queue.trainer.places import ConsumedSlots, Held, Place, ReadyOrder, StrictOrder, list_slots
 
 SIZE, STALENESS = 3, 2
 _ids = count(1)
@@ -26,7 +26,7 @@ class Run:
     def __init__(self, total: int, staleness: int = STALENESS) -> None:
         self.total = total
         self.staleness = staleness
-        self.settled = Settled(SIZE)
+        self.settled = ConsumedSlots(SIZE)
         self.order = ReadyOrder(SIZE, staleness, lambda: list(self.settled.list_open(self.issued)))
         self.held: dict[Place, Held] = {}
         self.steps: dict[int, list[Place]] = {}
@@ -159,7 +159,7 @@ def test_places_of_a_step_that_was_rolled_back_are_its_own() -> None:
 
 
 def test_the_state_of_a_checkpoint_says_which_step_settled_what() -> None:
-    settled = Settled(SIZE)
+    settled = ConsumedSlots(SIZE)
     settled.settle(1, [(1, 0), (1, 1), (2, 0)])
     assert settled.find_ends([(1, 2), (2, 1)]) == (1,)
     settled.settle(2, [(1, 2), (3, 0), (3, 1)])
@@ -167,7 +167,7 @@ def test_the_state_of_a_checkpoint_says_which_step_settled_what() -> None:
     assert settled.step_of((1, 2)) == 2
     settled.forget(1)
     assert settled.step_of((1, 0)) == 1, "step 2 has a place of its batch, and may be taken again"
-    again = Settled(SIZE)
+    again = ConsumedSlots(SIZE)
     again.load_state_dict(settled.state_dict())
     assert again.state_dict() == settled.state_dict()
     assert list(again.list_open(3)) == [(2, 1), (2, 2), (3, 2)]
@@ -178,7 +178,7 @@ def test_the_state_of_a_checkpoint_says_which_step_settled_what() -> None:
 
 
 def test_smaller_batches_forget_positions_that_are_no_more() -> None:
-    before, after = Settled(SIZE), Settled(2)
+    before, after = ConsumedSlots(SIZE), ConsumedSlots(2)
     before.settle(1, [(1, 0), (1, 2), (2, 1)])
     after.load_state_dict(before.state_dict())
     assert list(after.list_open(2)) == [(1, 1), (2, 0)]

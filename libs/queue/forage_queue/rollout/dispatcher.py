@@ -26,8 +26,8 @@ from forage_proto.v1.packed_pb2 import PackedGroup
 from forage_proto.v1.trajectory_pb2 import Prompt, Status, Trajectory
 from forage_queue.rollout.backpressure import Backpressure, Hold
 from forage_queue.rollout.concurrency import AskCounts, Concurrency, GroupLimit, count_most_trajectories
+from forage_queue.rollout.policy_progress import AskEngines, PolicyProgress
 from forage_queue.rollout.redis_threads import call_in_thread
-from forage_queue.rollout.served import AskEngines, ServedPolicies
 from forage_queue.streams.client import Entry, StreamClient
 from forage_queue.streams.prompt_identity import build_group, with_prompt_identity
 from forage_runtime.background import supervise
@@ -81,7 +81,7 @@ class Dispatcher:
 
     Args:
         run_group: runs a prompt; raises when the engine fails, and is then called again.
-        ask_engines: asks the engines that run what they serve; see `ServedPolicies`.
+        ask_engines: asks the engines that run what they serve; see `PolicyProgress`.
         consumer: name of this worker on the stream; another process has it only once this one has ended.
         wait_for_services: returns once retriever and reward are ready. Awaited before the first prompt is claimed, and
             again after a group with a failed trajectory: more prompts would only fail, too.
@@ -100,7 +100,7 @@ class Dispatcher:
     ) -> None:
         self._streams = streams
         self._run_group = run_group
-        self._served = ServedPolicies(streams, self._call_redis, ask_engines)
+        self._served = PolicyProgress(streams, self._call_redis, ask_engines)
         self._wait_for_services = wait_for_services
         self._must_check_services = True
         rollout = settings.rollout

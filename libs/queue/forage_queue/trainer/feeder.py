@@ -13,7 +13,7 @@ from forage_proto.v1.trajectory_pb2 import Prompt, Purpose, Sampling, Status, Tr
 from forage_queue.streams.client import StreamClient
 from forage_queue.trainer import spans
 from forage_queue.trainer.dataset import Batches, refill_number
-from forage_queue.trainer.places import PLACES, Place, Settled
+from forage_queue.trainer.places import PLACES, ConsumedSlots, Place
 from forage_runtime.files.template_values import build_template_values
 from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import Settings
@@ -70,7 +70,7 @@ class Feeder:
         MAX_STALENESS.set(settings.trainer.max_staleness)
         self._streams = streams
         self._batches = batches
-        self.settled = Settled(batches.batch_size)
+        self.settled = ConsumedSlots(batches.batch_size)
         self._retry = retry
         self._next: int | None = None
         self._shift = 0
@@ -106,7 +106,7 @@ class Feeder:
         return issued
 
     @property
-    def parts(self) -> dict[str, Settled]:
+    def parts(self) -> dict[str, ConsumedSlots]:
         """What a checkpoint must hold to go on from: nothing with strict batching, where its step says it all."""
         return {PLACES: self.settled} if self._settings.trainer.batching == "ready" else {}
 

@@ -14,7 +14,7 @@ Place = tuple[int, int]
 """(batch, position)"""
 PlacesOfSteps = Mapping[int, Collection[Place]]
 PLACES = "places"
-"""The part of a checkpoint with the state of `Settled`; only with trainer.batching=ready."""
+"""The part of a checkpoint with the state of `ConsumedSlots`; only with trainer.batching=ready."""
 
 
 def place_of(group: TrajectoryGroup) -> Place:
@@ -30,7 +30,7 @@ class Held:
     oldest: int | None
 
 
-class Settled:
+class ConsumedSlots:
     """The places that are settled: a step has trained on their group, or has dropped them.
 
     A batch is over once all its places are. With trainer.batching=strict step n settles batch n and nothing else; with
@@ -126,7 +126,7 @@ class StrictOrder:
         """
         self._size = size
 
-    def restart(self, settled: Settled, consumed: int, *_: object) -> None:
+    def restart(self, settled: ConsumedSlots, consumed: int, *_: object) -> None:
         """Begin after step `consumed`, which settled the batch of its number."""
         settled.restart(consumed)
 
@@ -170,7 +170,7 @@ class ReadyOrder:
         self._reserved: dict[int, frozenset[Place]] = {}
         self._last_steps: dict[Place, int] = {}
 
-    def restart(self, settled: Settled, consumed: int, replayed: PlacesOfSteps, reserved: PlacesOfSteps) -> None:
+    def restart(self, settled: ConsumedSlots, consumed: int, replayed: PlacesOfSteps, reserved: PlacesOfSteps) -> None:
         """Begin after step `consumed`.
 
         Args:

@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 
 from forage_runtime.addresses import bound_by_descriptors
+from forage_runtime.security.byte_budget import SHED, UNREAD, RequestByteBudget, RoomInterceptor
 from forage_runtime.security.call_guard import find_behaviour, replace_behaviour
 from forage_runtime.security.grpc_tokens import OPEN_SERVICE, make_interceptors
-from forage_runtime.security.message_room import SHED, UNREAD, MessageRoom, RoomInterceptor
 from forage_runtime.security.tokens import TokenFile
 
 MAX_WATCHERS = 32
@@ -49,7 +49,7 @@ def limit_connections() -> list[tuple[str, int]]:
 
 
 def guard_calls(
-    tokens: TokenFile | None, room: MessageRoom, wire: str, most: int | None = None
+    tokens: TokenFile | None, room: RequestByteBudget, wire: str, most: int | None = None
 ) -> tuple[grpc.aio.ServerInterceptor, ...]:
     """The interceptors of a server, in their order; a `CallGuard` comes after them.
 

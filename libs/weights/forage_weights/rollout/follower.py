@@ -100,13 +100,13 @@ class Follower:
         self._asleep: Shift | None = None
         self._engine = engine
         self._name = name
-        self._said: Replica | None = None
+        self._last_status: Replica | None = None
         self._has_news = asyncio.Event()
         self._refused: Policy | None = None
         self._reason = ""
         self._kept: Policy | None = None
         """What the engine served when it refused: another one, loaded by hand, takes the place of the announced one."""
-        self._stepped_aside = ""
+        self._withdrawn = ""
         """Why it is out of service although its engine is well; empty: it has not stepped aside."""
         self._gave_way = False
 
@@ -128,7 +128,7 @@ class Follower:
         Whoever looks from then on sees this engine among the others, and what was announced before is served. A policy
         that cannot be loaded within `timeout_s` leaves the engine out of service; `follow` keeps trying.
         """
-        saying = asyncio.create_task(self._keep_saying()) if self._shifts is not None else None
+        saying = asyncio.create_task(self._report_loop()) if self._shifts is not None else None
         try:
             await self._catch_up(time.monotonic() + timeout_s)
         finally:
@@ -151,11 +151,11 @@ class Follower:
                         pause_s = RETRY_INTERVAL_S
                         if time.monotonic() > deadline:
                             engine.out_of_service = self._reason
-                elif self._said == self.describe() and not self._is_starting:
+                elif self._last_status == self.describe() and not self._is_starting:
                     return
                 else:
                     self._is_starting = False
-                await self._say()
+                await self._report()
             except UnavailableError as error:
                 log.warning("waiting_for_redis", detail=str(error))
                 pause_s = RETRY_INTERVAL_S
@@ -166,7 +166,7 @@ class Follower:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._load_announced())
             # A task of its own: a load may wait for a long group, and a replica without heartbeats counts as gone.
-            tasks.create_task(self._keep_saying())
+            tasks.create_task(self._report_loop())
 
     async def _load_announced(self) -> NoReturn:
         seen = dict.fromkeys((ANNOUNCED, SERVED), NEVER)
@@ -193,7 +193,7 @@ class Follower:
                             retry_s = min(2 * retry_s, MAX_RETRY_INTERVAL_S)
                 stream, block_s = ANNOUNCED, WATCH_S
                 if announced is not None and announced == self.describe().refused:
-                    await self._step_aside(announced)
+                    await self._withdraw(announced)
                     stream, block_s = SERVED, max(0.01, min(WATCH_S, retry_at - time.monotonic()))
                 # wait: for a change, at most so long
                 seen[stream] = await call_in_thread(self._streams.await_change, stream, seen[stream], block_s)
@@ -251,7 +251,7 @@ class Follower:
             self._refuse(announced, error, before)
             return False
         else:
-            self._stepped_aside = ""
+            self._withdrawn = ""
             if before is not None and not is_newer(announced, before):
                 log.warning("older_policy_loaded", announced=describe_policy(announced), before=describe_policy(before))
             return True
@@ -290,27 +290,27 @@ class Follower:
         finally:
             loading.cancel()
 
-    async def _step_aside(self, refused: Policy) -> None:
+    async def _withdraw(self, refused: Policy) -> None:
         """Go out of service while another engine serves the refused policy; serve the old one while none does."""
         replicas = await call_in_thread(self._streams.read_replicas, LIVELY_S)
         others = [one for name, one in replicas.items() if name != self._name and not one.out_of_service]
         if any(one.serving == refused for one in others):
             if not self._engine.out_of_service:
-                self._engine.out_of_service = self._stepped_aside = self._reason
+                self._engine.out_of_service = self._withdrawn = self._reason
                 log.error("out_of_service", detail=self._reason)
-        elif self._stepped_aside and self._engine.out_of_service == self._stepped_aside:
-            self._engine.out_of_service = self._stepped_aside = ""
+        elif self._withdrawn and self._engine.out_of_service == self._withdrawn:
+            self._engine.out_of_service = self._withdrawn = ""
             log.warning("back_in_service", detail="no other engine serves the announced policy")
         self._has_news.set()
 
-    async def _keep_saying(self) -> NoReturn:
+    async def _report_loop(self) -> NoReturn:
         """Say at each change what is served, and every `HEARTBEAT_INTERVAL_S` that it still is."""
         heartbeat_at = 0.0
         while True:
             self._has_news.clear()
             try:
-                if self._said != self.describe() or time.monotonic() >= heartbeat_at:
-                    await self._say()
+                if self._last_status != self.describe() or time.monotonic() >= heartbeat_at:
+                    await self._report()
                     heartbeat_at = time.monotonic() + HEARTBEAT_INTERVAL_S
             except UnavailableError as error:
                 log.warning("waiting_for_redis", detail=str(error))
@@ -320,13 +320,13 @@ class Follower:
                 async with asyncio.timeout(POLL_INTERVAL_S):
                     await self._has_news.wait()  # wait: pause between two looks
 
-    async def _say(self) -> None:
+    async def _report(self) -> None:
         await call_in_thread(self._streams.declare_dtype, self._engine.dtype)  # a server may have lost it
         word = self.describe()  # only now: the engine may have loaded another policy while the server was away
-        is_new = word.HasField("serving") and (self._said is None or word.serving != self._said.serving)
+        is_new = word.HasField("serving") and (self._last_status is None or word.serving != self._last_status.serving)
         with self._record("serve", word.serving) if is_new else nullcontext():
             await call_in_thread(self._streams.acknowledge_policy, self._name, word)
-        self._said = word
+        self._last_status = word
 
     def _record(self, operation: str, policy: Policy) -> AbstractContextManager[object]:
         records = self._streams.history

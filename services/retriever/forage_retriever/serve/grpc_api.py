@@ -21,9 +21,9 @@ from forage_retriever.serve.source import InvalidRequestError, QueryResult
 from forage_retriever.serve.urgency import Urgency
 from forage_runtime.addresses import bind
 from forage_runtime.errors import UnavailableError
+from forage_runtime.security.byte_budget import Place, RequestByteBudget
 from forage_runtime.security.call_guard import CallGuard
 from forage_runtime.security.call_limits import guard_calls, limit_connections
-from forage_runtime.security.message_room import MessageRoom, Place
 from forage_runtime.security.tls import make_grpc_server_credentials
 from forage_runtime.security.tokens import open_token_file
 from forage_runtime.settings import Settings
@@ -70,7 +70,7 @@ class _RefusedError(Exception):
 class RetrieverServicer(retriever_pb2_grpc.RetrieverServicer):
     """`forage.v1.Retriever` over the shared core."""
 
-    def __init__(self, retrieval: Retrieval, ready: Health, room: MessageRoom) -> None:
+    def __init__(self, retrieval: Retrieval, ready: Health, room: RequestByteBudget) -> None:
         self._retrieval = retrieval
         self._room = room
         self._ready = ready
@@ -175,7 +175,7 @@ class GrpcServer:
             *limit_connections(),
             ("grpc.so_reuseport", 0),  # else a second server would silently share the port
         ]
-        room = MessageRoom(MAX_BYTES_IN_PROGRESS, MAX_REQUEST_BYTES)
+        room = RequestByteBudget(MAX_BYTES_IN_PROGRESS, MAX_REQUEST_BYTES)
         credentials = make_grpc_server_credentials(settings.tls, "retriever")
         tokens = open_token_file(settings.retriever.auth_token_file, "retriever.auth_token_file")
         self._server = grpc.aio.server(

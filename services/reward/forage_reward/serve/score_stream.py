@@ -12,7 +12,7 @@ from functools import partial
 
 from forage_proto.v1 import reward_pb2
 from forage_reward.serve.scoring import ScoringQueue
-from forage_runtime.security.message_room import MessageRoom, Place
+from forage_runtime.security.byte_budget import Place, RequestByteBudget
 
 WINDOW = 128
 
@@ -24,7 +24,7 @@ class ScoreStream:
         self,
         scoring: ScoringQueue,
         requests: AsyncIterator[reward_pb2.ScoreStreamRequest],
-        room: MessageRoom,
+        room: RequestByteBudget,
         deadline: float,
     ) -> None:
         self._scoring = scoring

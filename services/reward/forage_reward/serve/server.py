@@ -29,9 +29,9 @@ from forage_reward.serve.scoring import QueueFullError, ScoringQueue
 from forage_reward.serve.shadow import ShadowScorer
 from forage_reward.wire import InvalidItemError, from_proto, read_truth, read_view
 from forage_runtime.addresses import bind
+from forage_runtime.security.byte_budget import RequestByteBudget
 from forage_runtime.security.call_guard import CallGuard
 from forage_runtime.security.call_limits import guard_calls, limit_connections
-from forage_runtime.security.message_room import MessageRoom
 from forage_runtime.security.tls import make_grpc_server_credentials
 from forage_runtime.security.tokens import open_token_file
 from forage_runtime.settings import Settings
@@ -59,7 +59,7 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
         self._scoring = scoring
         self._description = description
         self._streams = 0
-        self.room = MessageRoom(MAX_BYTES_IN_PROGRESS, MAX_MESSAGE_BYTES)
+        self.room = RequestByteBudget(MAX_BYTES_IN_PROGRESS, MAX_MESSAGE_BYTES)
 
     async def Score(
         self, request: reward_pb2.ScoreRequest, context: grpc.aio.ServicerContext

@@ -45,7 +45,7 @@ class AgentDeployment:
         """Run a serialized `Prompt`; returns its serialized `TrajectoryGroup`."""
         return (await self._run_group(prompt)).SerializeToString()
 
-    async def pack_group(self, prompt: bytes) -> bytes:
+    async def run_group_packed(self, prompt: bytes) -> bytes:
         """Run a serialized `Prompt`; returns its serialized `PackedGroup`, without texts that its tokens imply."""
         group = await self._run_group(prompt)
         return await asyncio.to_thread(self._pack, group)

@@ -39,7 +39,7 @@ class DispatcherDeployment:
         self._check_pace = CheckPace()
 
         async def run_group(prompt: Prompt) -> PackedGroup:
-            return PackedGroup.FromString(await agent.pack_group.remote(prompt.SerializeToString()))
+            return PackedGroup.FromString(await agent.run_group_packed.remote(prompt.SerializeToString()))
 
         async def ask_engines() -> dict[str, Replica]:
             return {name: Replica.FromString(word) for name, word in await broadcast(engine, "describe_replica")}

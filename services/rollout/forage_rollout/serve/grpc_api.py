@@ -32,9 +32,9 @@ from forage_rollout.serve.backend import RefusedPolicyError, ServeBackend, Servi
 from forage_runtime.addresses import bind
 from forage_runtime.errors import UnavailableError
 from forage_runtime.security.audit import name_grpc_caller, record_act
+from forage_runtime.security.byte_budget import RequestByteBudget
 from forage_runtime.security.call_guard import CallGuard
 from forage_runtime.security.call_limits import guard_calls, limit_connections
-from forage_runtime.security.message_room import MessageRoom
 from forage_runtime.security.tls import make_grpc_server_credentials
 from forage_runtime.security.tokens import TokenFile
 from forage_runtime.settings import TlsSettings
@@ -169,7 +169,7 @@ def make_server(address: str, servicer: RolloutServicer, token: TokenFile | None
     Raises:
         UserError: the port is in use, or a file with a certificate is wrong.
     """
-    room = MessageRoom(_BYTES_IN_PROGRESS, _REQUEST_BYTES)
+    room = RequestByteBudget(_BYTES_IN_PROGRESS, _REQUEST_BYTES)
     credentials = make_grpc_server_credentials(tls, "rollout")
     server = grpc.aio.server(
         interceptors=(*guard_calls(token, room, "rollout/grpc"), CallGuard()),

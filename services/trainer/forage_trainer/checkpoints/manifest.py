@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from forage_queue.trainer.pending import ConsumedGroup, ConsumedStep
+from forage_queue.trainer.unacked import ConsumedGroup, ConsumedStep
 from forage_runtime.errors import DataError
 from forage_runtime.security.signatures import Purpose, RunSignatures, SignatureError
 from forage_runtime.telemetry.logs import get_logger
@@ -38,7 +38,7 @@ class Manifest:
     """The content of `manifest.json`.
 
     step: optimizer steps taken; with trainer.batching=strict it is the data cursor too, since batch n feeds step n.
-        With ready that is `data.places.Settled`, one of the parts.
+        With ready that is `data.places.ConsumedSlots`, one of the parts.
     epoch: of the trainer that wrote the checkpoint.
     data: digest of the training files.
     consumed: steps since the previous checkpoint, whose groups are acknowledged once this one is durable.

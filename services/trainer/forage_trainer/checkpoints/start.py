@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from forage_queue.streams.client import StreamClient
-from forage_queue.trainer.kept_groups import KeptGroups
-from forage_queue.trainer.places import PLACES, PlacesOfSteps, Settled, place_of
+from forage_queue.trainer.places import PLACES, ConsumedSlots, PlacesOfSteps, place_of
+from forage_queue.trainer.replay_groups import ReplayGroups
 from forage_runtime.errors import DiskFullError, UserError
 from forage_runtime.retries import DiskRetry, RedisRetry
 from forage_runtime.security.audit import record_act
@@ -59,13 +59,13 @@ def require_resumable(settings: Settings, streams: StreamClient, retry: RedisRet
     signatures = RunSignatures(settings.security, settings.run.id)
     checkpoints = Checkpoints(folder, keep, 0, world_size, signatures=signatures)
     acknowledged = max(retry(streams.read_ledger), default=0)
-    find_start(settings, checkpoints, KeptGroups(folder / "groups"), acknowledged, verify=False)
+    find_start(settings, checkpoints, ReplayGroups(folder / "groups"), acknowledged, verify=False)
 
 
 def take_over(
     settings: Settings,
     checkpoints: Checkpoints,
-    kept_groups: KeptGroups,
+    replay_groups: ReplayGroups,
     streams: StreamClient,
     retry: RedisRetry,
     floor: int,
@@ -86,23 +86,23 @@ def take_over(
         return max(retry(streams.read_ledger), default=0), checkpoints.list_steps()
 
     seen = look()
-    start = find_start(settings, checkpoints, kept_groups, seen[0])
+    start = find_start(settings, checkpoints, replay_groups, seen[0])
     retry(lambda: streams.acquire_epoch(floor))
     if (now := look()) != seen:  # the other one has gone on meanwhile
-        start = find_start(settings, checkpoints, kept_groups, now[0])
+        start = find_start(settings, checkpoints, replay_groups, now[0])
     _record(settings, start, streams.epoch)
     write_settings(settings)
     retry(streams.offer_payloads)
     if settings.trainer.batching == "ready":
         saved_step = start.checkpoint[1].step if start.checkpoint else 0
         again = range(saved_step + 1, start.acknowledged + 1)
-        return replace(start, replayed=list_settled(kept_groups, streams, retry, again))
+        return replace(start, replayed=list_settled(replay_groups, streams, retry, again))
     return start
 
 
-def list_settled(kept_groups: KeptGroups, streams: StreamClient, retry: RedisRetry, steps: range) -> PlacesOfSteps:
+def list_settled(replay_groups: ReplayGroups, streams: StreamClient, retry: RedisRetry, steps: range) -> PlacesOfSteps:
     """List the places that acknowledged steps have settled: of groups that were trained on, and of dropped ones."""
-    settled = {step: [place_of(group) for group in kept_groups.read(step).groups] for step in steps}
+    settled = {step: [place_of(group) for group in replay_groups.read(step).groups] for step in steps}
     ledger = retry(streams.read_ledger) if steps else {}
     dropped = {uid: step for step in steps if step in ledger for uid in ledger[step].dropped_group_uids}
     for issue in retry(streams.read_issued) if dropped else ():
@@ -121,7 +121,7 @@ def _record(settings: Settings, start: Start, epoch: int) -> None:
 
 
 def find_start(
-    settings: Settings, checkpoints: Checkpoints, kept_groups: KeptGroups, acknowledged: int, verify: bool = True
+    settings: Settings, checkpoints: Checkpoints, replay_groups: ReplayGroups, acknowledged: int, verify: bool = True
 ) -> Start:
     """Find the newest checkpoint that the run can go on from.
 
@@ -144,7 +144,7 @@ def find_start(
         match_order(settings, checkpoint[1])
     # Acknowledged groups are gone from the stream. The files have those since the checkpoint before the newest.
     again = range(saved_step + 1, acknowledged + 1)
-    if not kept_groups.has(again):
+    if not replay_groups.has(again):
         raise UserError(
             f"run '{run.id}' was acknowledged up to step {acknowledged} in Redis, but {run.folder} holds "
             f"{f'a checkpoint of step {saved_step}' if saved_step else 'no checkpoint'}: give another run.id"
@@ -169,7 +169,7 @@ def match_order(settings: Settings, manifest: Manifest) -> None:
             )
         return
     if state is None:
-        settled = Settled(settings.data.train_batch_size)
+        settled = ConsumedSlots(settings.data.train_batch_size)
         settled.restart(manifest.step)
         state = settled.state_dict()
     # While steps are taken again, a checkpoint knows of those that were acknowledged and come after it.

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from forage_queue.streams.client import StreamClient
 from forage_queue.trainer.batcher import Batch
-from forage_queue.trainer.kept_groups import KeptGroups
-from forage_queue.trainer.pending import PendingSteps
+from forage_queue.trainer.replay_groups import ReplayGroups
+from forage_queue.trainer.unacked import UnackedSteps
 from forage_records.events import EventKind, EventLog
 from forage_runtime.errors import DiskFullError, UnavailableError
 from forage_runtime.retries import RedisRetry
@@ -35,7 +35,7 @@ class Inbox(Protocol):
 class CheckpointWriter:
     """The checkpoints of a run, and the groups whose effect they hold.
 
-    A step's groups are acknowledged once a durable checkpoint holds their effect: see `PendingSteps`.
+    A step's groups are acknowledged once a durable checkpoint holds their effect: see `UnackedSteps`.
 
     Args:
         data_digest: of the training questions.
@@ -64,8 +64,8 @@ class CheckpointWriter:
         kept = trainer.max_ckpt_to_keep
         self._checkpoints = Checkpoints(folder, kept, worker.parameters, worker.world_size, signatures=signatures)
         self._uploader = Uploader(folder, trainer.upload_url, settings.run.id) if trainer.upload_url else None
-        self._pending = PendingSteps(streams, retry)
-        self._kept_groups = KeptGroups(folder / "groups")
+        self._pending = UnackedSteps(streams, retry)
+        self._replay_groups = ReplayGroups(folder / "groups")
         self._keeps_groups = kept > 1
         self.parts: dict[str, Stateful] = {}
 
@@ -80,7 +80,7 @@ class CheckpointWriter:
             UserError: as `start.take_over`.
         """
         floor = max(floor, self._checkpoints.highest_epoch())
-        return take_over(self._settings, self._checkpoints, self._kept_groups, self._streams, self._retry, floor)
+        return take_over(self._settings, self._checkpoints, self._replay_groups, self._streams, self._retry, floor)
 
     def restore(self, start: Start) -> Manifest | None:
         """Restore the worker, the parts and the pending steps; returns the checkpoint's manifest, None without one.
@@ -101,8 +101,8 @@ class CheckpointWriter:
         return manifest
 
     def read_groups(self, step: int) -> Batch:
-        """Read the groups of a step that was acknowledged and is taken again; raises as `KeptGroups.read`."""
-        return self._kept_groups.read(step)
+        """Read the groups of a step that was acknowledged and is taken again; raises as `ReplayGroups.read`."""
+        return self._replay_groups.read(step)
 
     @property
     def has_pending(self) -> bool:
@@ -110,13 +110,13 @@ class CheckpointWriter:
         return bool(self._pending.steps)
 
     def add_step(self, batch: Batch, epoch: int, dropped: tuple[str, ...]) -> None:
-        """Let the next checkpoint hold a step; see `PendingSteps.add`."""
+        """Let the next checkpoint hold a step; see `UnackedSteps.add`."""
         self._pending.add(batch, epoch, dropped)
 
     def keep_groups(self, batch: Batch) -> None:
         """Keep a step's groups for as long as its checkpoint may turn out to be damaged."""
         if self._keeps_groups:
-            self._retry.disk(partial(self._kept_groups.write, batch))
+            self._retry.disk(partial(self._replay_groups.write, batch))
 
     def begin(self, step: int, figures: Mapping[str, Any], inbox: Inbox, wait: bool) -> None:
         """Begin a checkpoint once the one before is over.
@@ -166,7 +166,7 @@ class CheckpointWriter:
         get_logger().info("checkpoint_saved", step=step, folder=str(saved))
         self._events.append(EventKind.CHECKPOINT, f"{saved.parent.name}/{saved.name}", step)
         self.acknowledge(inbox, step)
-        self._kept_groups.prune(self._checkpoints.oldest_kept())
+        self._replay_groups.prune(self._checkpoints.oldest_kept())
         if self._uploader is not None:
             self._uploader.add(saved)
 

@@ -32,7 +32,7 @@ class NoRoomError(Exception):
     """Other requests have filled the room for longer than `WAIT_S`."""
 
 
-class MessageRoom:
+class RequestByteBudget:
     """So many bytes, which requests fill in the order of their arrival. For one event loop.
 
     Args:
@@ -98,7 +98,7 @@ class MessageRoom:
 class Place:
     """Bytes that a request holds."""
 
-    def __init__(self, room: MessageRoom, size: int) -> None:
+    def __init__(self, room: RequestByteBudget, size: int) -> None:
         self._room = room
         self._size = size
 
@@ -120,9 +120,9 @@ class RoomInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         wire: service and protocol, for the metric: reward/grpc.
     """
 
-    def __init__(self, room: MessageRoom, wire: str) -> None:
+    def __init__(self, room: RequestByteBudget, wire: str) -> None:
         self._room = room
-        self._room_of_checks = MessageRoom(_CHECKS * room.largest, room.largest)
+        self._room_of_checks = RequestByteBudget(_CHECKS * room.largest, room.largest)
         self._shed = SHED.labels(wire)
         self._wrapped: dict[str, Any] = {}
 

@@ -27,7 +27,7 @@ from forage_trajectory.arrived import decode_group, encode_group
 _PREFIX = "packed_"
 
 
-class KeptGroups:
+class ReplayGroups:
     """The files of one run."""
 
     def __init__(self, folder: Path) -> None:

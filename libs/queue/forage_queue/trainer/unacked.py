@@ -38,7 +38,7 @@ class ConsumedStep:
     ends: tuple[int, ...] = ()
 
 
-class PendingSteps:
+class UnackedSteps:
     """Acknowledges the groups of steps once a durable checkpoint holds their effect on the weights.
 
     The order makes every group count exactly once. Before the checkpoint is durable, a crash loses the step, and its

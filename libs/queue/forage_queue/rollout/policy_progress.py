@@ -27,7 +27,7 @@ ASK_TIMEOUT_S = 5.0
 NOT_REACHED = -1
 
 
-class ServedPolicies:
+class PolicyProgress:
     """What replicas say in Redis of the policies that they serve, which `watch` reads after each change.
 
     Engines themselves are asked only where one lags behind for longer than `DOUBT_S`, and before the first answer: it

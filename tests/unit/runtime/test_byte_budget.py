@@ -12,7 +12,7 @@ from forage_proto.v1.reward_pb2 import ScoreItem
 from forage_proto.v1.trajectory_pb2 import Span
 from forage_runtime.clients.calls import RefusedError
 from forage_runtime.clients.reward import split_items
-from forage_runtime.security.message_room import MessageRoom, NoRoomError
+from forage_runtime.security.byte_budget import NoRoomError, RequestByteBudget
 
 MIB = 2**20
 __all__ = ["loop_clock"]
@@ -25,7 +25,7 @@ async def pause(turns: int) -> None:
 
 
 async def test_requests_wait_in_order_for_room_and_get_what_others_give_back() -> None:
-    room = MessageRoom(10 * MIB, 8 * MIB)
+    room = RequestByteBudget(10 * MIB, 8 * MIB)
     first = await room.take(8 * MIB)
     large = asyncio.create_task(room.take(8 * MIB))
     await asyncio.sleep(0)
@@ -42,7 +42,7 @@ async def test_requests_wait_in_order_for_room_and_get_what_others_give_back() -
 
 
 async def test_who_waits_too_long_is_told_what_is_in_progress() -> None:
-    room = MessageRoom(8 * MIB, 8 * MIB)
+    room = RequestByteBudget(8 * MIB, 8 * MIB)
     place = await room.take(8 * MIB)
     with pytest.raises(NoRoomError, match="requests of 8 MiB are in progress, the limit is 8 MiB: send it later"):
         await room.take(1, 0.01)
@@ -52,7 +52,7 @@ async def test_who_waits_too_long_is_told_what_is_in_progress() -> None:
 
 async def test_no_byte_is_lost_by_callers_that_give_up_at_any_moment() -> None:
     choose = random.Random(7)
-    room = MessageRoom(10, 10)
+    room = RequestByteBudget(10, 10)
     held = 0
 
     async def use() -> None:
@@ -78,7 +78,7 @@ async def test_no_byte_is_lost_by_callers_that_give_up_at_any_moment() -> None:
 
 async def test_a_time_out_that_meets_a_grant_keeps_the_room(loop_clock: LoopClock) -> None:
     """From Python 3.12 on `asyncio.wait_for` ends such a wait with TimeoutError, though the future has a result."""
-    room, loop = MessageRoom(8, 8), asyncio.get_running_loop()
+    room, loop = RequestByteBudget(8, 8), asyncio.get_running_loop()
     for _ in range(3):
         held = await room.take(8)
         waiting = asyncio.create_task(room.take(8, 100.0))
@@ -90,7 +90,7 @@ async def test_a_time_out_that_meets_a_grant_keeps_the_room(loop_clock: LoopCloc
 
 
 async def test_a_cancelled_wait_that_meets_a_grant_gives_the_room_back() -> None:
-    room = MessageRoom(8, 8)
+    room = RequestByteBudget(8, 8)
     held = await room.take(8)
     waiting = asyncio.create_task(room.take(8, 100.0))
     await pause(3)
