@@ -201,7 +201,9 @@ async def test_no_token_is_stale_at_learning_rate_0(parts: Parts, record_propert
 async def test_a_drained_update_splits_no_trajectory_and_loses_none(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts.engine, "_leases", Leases(60.0))  # as with rollout.weights.update = drain
+    leases = Leases(60.0)
+    for one in (parts.engine, parts.engine._loader):  # as with rollout.weights.update = drain
+        monkeypatch.setattr(one, "_leases", leases)
     await parts.serve("a")
     agent, recorder = parts.agent()
     some = asyncio.Semaphore(4)
