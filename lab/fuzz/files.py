@@ -19,7 +19,7 @@ from fuzz import targets
 from fuzz.damage import damage, damage_json
 from fuzz.inputs import Fault, Input, Verdict
 from fuzz.messages import build_hostile
-from fuzz.processes import Process, find_python
+from fuzz.processes import MODULES, Process, find_python
 
 _MESSAGES: dict[str, type[Message]] = {"policy": Policy, "group": TrajectoryGroup}
 """Names of files that hold one message."""
@@ -68,10 +68,8 @@ class FileSurface:
     def _read_good_files(self) -> Sequence[GoodFile]:
         """Ask the program for good files of its readers."""
         command = [str(find_python(self.environment)), *self.arguments, "--good"]
-        lab = Path(__file__).resolve().parents[1]
-        support = f"{lab}:{lab.parent / 'tests/support'}"
         with tempfile.TemporaryDirectory(prefix="forage-fuzz-") as folder:
-            environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": support, "HOME": folder, "OMP_NUM_THREADS": "1"}
+            environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": MODULES, "HOME": folder, "OMP_NUM_THREADS": "1"}
             environment["PYTHONHASHSEED"] = "0"
             lines = subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE).stdout
         rows = [json.loads(line) for line in lines.splitlines()]

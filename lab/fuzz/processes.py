@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+MODULES = f"{REPOSITORY / 'lab'}:{REPOSITORY / 'tests/support'}"
+"""Where the programs that read hostile inputs find this package and the helpers of tests."""
 _START_S = 180.0
 _HARMLESS = re.compile(r"WARNING: All log messages before absl|W\d{4} .* torch/")
 """What libraries write at their import, before any log of ours."""
@@ -41,8 +43,7 @@ class Process:
     def start(self) -> None:
         """Start the program, or start it again after it has ended."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("FORAGE__")}
-        modules = f"{REPOSITORY / 'lab'}:{REPOSITORY / 'tests/support'}"
-        environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": modules, "HF_HUB_OFFLINE": "1"}
+        environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": MODULES, "HF_HUB_OFFLINE": "1"}
         with self.log.open("ab") as log:
             self.popen = subprocess.Popen(
                 self._command,

@@ -134,10 +134,10 @@ def find_template_problems(settings: Settings) -> list[str]:
 def _ask(program: Program, module: str, settings: Settings) -> str:
     """Run a check in the Python environment of a service; returns what it prints."""
     command = [str(find_interpreter(program)), "-m", module, "--config", "/dev/stdin"]
-    # The settings are resolved: variables of the shell must not override the command line again.
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
-    # What libraries warn of is no part of the answer.
-    environ = {name: value for name, value in environ.items() if name != "PYTHONWARNDEFAULTENCODING"}
+    # The settings are resolved: variables of the shell must not override the command line again. What libraries warn of
+    # is no part of the answer.
+    left_out = (ENV_PREFIX, "PYTHONWARNDEFAULTENCODING")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     environ["PYTHONWARNINGS"] = "ignore"
     done = subprocess.run(
         command, input=settings.to_yaml(), env=environ, capture_output=True, text=True, encoding="utf-8"

@@ -95,6 +95,7 @@ def test_returns_of_an_estimator_are_kept_apart_and_nothing_is_outside_the_mask(
         ("r.mask[:, :1]", r"gave a tensor of shape \(4, 1\)"),
         ("r.mask / 0", "gave a value that is NaN or infinite"),
         ("(r.mask,)", "gave 1 values"),
+        ("()", "gave 0 values"),
         ("(r.mask, [1])", "gave list"),
         ("1 // 0", "raised ZeroDivisionError: integer division"),
     ],

@@ -91,20 +91,19 @@ def _estimate_by_user(rewards: Rewards, settings: AlgorithmSettings) -> Advantag
     setting = "trainer.algorithm.estimator"
     given = load_function(setting, settings.estimator)(rewards, settings)
     pair = given if isinstance(given, tuple) else (given, given)
-    mask, parts = rewards.mask.bool(), []
+    mask, wrong = rewards.mask.bool(), "" if len(pair) == 2 else f"{len(pair)} values"
     for value in pair:
-        wrong = ""
-        if len(pair) != 2:
-            wrong = f"{len(pair)} values"
-        elif not isinstance(value, torch.Tensor) or value.shape != mask.shape:
+        if wrong:
+            break
+        if not isinstance(value, torch.Tensor) or value.shape != mask.shape:
             wrong = describe_given(value)
         elif not value[mask].isfinite().all():
             wrong = "a value that is NaN or infinite"
-        if wrong:
-            expected = f"a tensor of shape {tuple(mask.shape)}, or two: advantages and returns"
-            raise ExtensionError(f"{setting} = '{settings.estimator}' gave {wrong}: expected {expected}")
-        parts.append(torch.where(mask, value.float(), 0.0))
-    return Advantages(*parts)
+    if wrong:
+        expected = f"a tensor of shape {tuple(mask.shape)}, or two: advantages and returns"
+        raise ExtensionError(f"{setting} = '{settings.estimator}' gave {wrong}: expected {expected}")
+    advantages, returns = (torch.where(mask, value.float(), 0.0) for value in pair)
+    return Advantages(advantages, returns)
 
 
 def _grpo(rewards: Rewards, settings: AlgorithmSettings) -> Advantages:
