@@ -2,7 +2,7 @@
 
     python arithmetic.py
 
-Prints the tables of docs/scale.md. Measured: CPU time, commands and bytes of a trajectory (`measured.json`). Assumed:
+Prints the tables of docs/operate/scale.md. Measured: CPU time, commands and bytes of a trajectory (`measured.json`). Assumed:
 `Fleet`. All else is multiplication.
 """
 
