@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,8 @@ class Row:
             self._note("in place" if is_served else "vLLM", engine)
             return self._count(column, "refused" if is_served else "no")
         if column == "served":
-            self._notes += [f"needs `rollout.engine.args.{name}={value}`".lower() for name, value in _list_args(engine)]
+            if not engine.get("prefix_cache", True):
+                self._notes.append("no prefix cache on a CPU")
             if engine["architecture"].startswith("Transformers"):
                 self._notes.append("by transformers' own code in vLLM")
         is_right = found["mean"] <= found["bound"]
@@ -99,10 +99,6 @@ class Row:
     def _count(self, column: str, verdict: str, shown: str | None = None) -> str:
         self.verdicts[column] = verdict
         return verdict if shown is None else shown
-
-
-def _list_args(engine: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield from engine.get("args", {}).items()
 
 
 def _shorten(text: str) -> str:

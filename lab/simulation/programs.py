@@ -32,7 +32,7 @@ from forage_runtime.files.durable import PARTIAL_PREFIX
 from forage_runtime.settings import Settings
 from forage_runtime.stop import Stop, Stopped
 from forage_runtime.telemetry.health import Health
-from forage_trajectory.packing import pack_group
+from forage_trajectory.codec import pack_group
 from simulation.event_loop import run_async
 from simulation.gpus import TRAINER, SharedGpus
 from simulation.policies import Policies, follow_deltas, map_weights

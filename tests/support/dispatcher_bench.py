@@ -20,7 +20,7 @@ from forage_queue.rollout.concurrency import AskCounts
 from forage_queue.rollout.dispatcher import Dispatcher
 from forage_queue.streams.client import StreamClient
 from forage_runtime.settings import DataSettings, RedisSettings, RolloutSettings, Settings
-from forage_trajectory.packing import pack_group
+from forage_trajectory.codec import pack_group, unpack_group
 
 FIRST = Policy(version=1, epoch=1)
 
@@ -41,7 +41,7 @@ async def take_groups(trainer: StreamClient, count: int, timeout_s: float = WAIT
     deadline = time.monotonic() + timeout_s
     while len(groups) < count and time.monotonic() < deadline:
         taken = await asyncio.to_thread(trainer.claim_groups, trainer.trajectories, 64, 0.1)
-        groups += [entry.message for entry in taken]
+        groups += [unpack_group(entry.message.read_packed()) for entry in taken]
         trainer.discard(trainer.trajectories, [entry.id for entry in taken])
     return groups
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from arrived_groups import arrive
 from torch.distributed.tensor import DTensor
 from trainer_parts import VOCABULARY, build_trajectory, write_model
 
@@ -199,8 +200,7 @@ class Bench:
         ]
         metrics = []
         for version, groups in enumerate(batches):
-            copies = [TrajectoryGroup.FromString(group.SerializeToString()) for group in groups]
-            batch = Batch(version + 1, tuple(Entry(b"1-0", group) for group in copies), 0)
+            batch = Batch(version + 1, tuple(Entry(b"1-0", arrive(group)) for group in groups), 0)
             metrics.append(step(batch, Policy(version=version, epoch=1), Stopwatch(), lambda: None))
         for hook in hooks:
             hook.remove()

@@ -35,7 +35,7 @@ def serve_family(folder: Path) -> dict[str, Any]:
 
     vLLM runs in this process, which should end after it.
 
-    Returns: `architecture`, vLLM's class; `args`, what `rollout.engine.args` needs; `served` and `in_place`, as of
+    Returns: `architecture`, vLLM's class; `prefix_cache`, if it cannot have one; `served` and `in_place`, as of
         `compare`; `error` in place of the first of them that failed.
     """
     scores, result = json.loads((folder / "scores.json").read_text(encoding="utf-8")), dict[str, Any]()
@@ -46,8 +46,8 @@ def serve_family(folder: Path) -> dict[str, Any]:
         except Exception as error:
             if _NO_STATES not in str(error):
                 raise
-            result["args"] = {"enable_prefix_caching": False}
-            llm = _start(folder / "start", result["args"])
+            result["prefix_cache"] = False  # as `start_with` does
+            llm = _start(folder / "start", {"enable_prefix_caching": False})
         result["architecture"] = llm.llm_engine.vllm_config.model_config.architecture
         found = _score(llm, scores["rows"])
         result["served"] = compare(found, scores["start"], bounds.find(wanted, is_fresh=True))

@@ -22,6 +22,7 @@ from forage_runtime.settings import RedisSettings, Settings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
 from forage_trainer.data.selection import has_equal_rewards
+from forage_trajectory.codec import pack_group
 
 SIZE = 3
 PATIENCE_S = 0.05
@@ -58,7 +59,7 @@ class Bench:
         # As `issue` and `finish` do.
         table = self.streams.key(f"issued:trajectories:{result.batch}")
         self.streams._redis.hset(table, f"{result.position}/{result.attempt}", f"0-1 {result.group_uid}")
-        self.streams._redis.xadd(self.streams.trajectories, {"m": result.SerializeToString()})
+        self.streams._redis.xadd(self.streams.trajectories, {"p": pack_group(result).SerializeToString()})
         return result
 
     def acknowledge(self, batch: Batch) -> None:
@@ -92,7 +93,7 @@ def bench(redis_server: RedisSettings, monkeypatch: pytest.MonkeyPatch) -> Calla
         )
         stop, health = Stop(), Health()
         retry = RedisRetry(stop, health)
-        streams = StreamClient(settings.redis, "bench", WAIT_S, unpack=GroupDecoder(retry.disk))
+        streams = StreamClient(settings.redis, "bench", WAIT_S, decode=GroupDecoder(retry.disk))
         streams.create_groups()
         rows = tuple(Question("q", "train", i, (), GroundTruth(targets=[str(i)]), str(i)) for i in range(20))
         equal = partial(has_equal_rewards, estimator=settings.trainer.algorithm.adv_estimator)

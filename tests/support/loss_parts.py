@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from arrived_groups import arrive
 from tensordict import TensorDict
 from trainer_parts import PROMPT_TOKENS, build_trajectory
 from verl.utils import tensordict_utils as tu
@@ -23,9 +24,8 @@ Matrices = dict[str, np.ndarray]
 def build_batch(state_masking: bool = True) -> StepTensors:
     rows = [build_trajectory("a", i, float(i % 2), turns=(2 + i, 3 + i), observation=i + 1) for i in range(4)]
     algorithm = AlgorithmSettings(state_masking=state_masking)
-    result = build_step_tensors(
-        select_trajectories([TrajectoryGroup(trajectories=rows)], algorithm), 0, 1, 0, algorithm
-    )
+    chosen = select_trajectories([arrive(TrajectoryGroup(trajectories=rows))], algorithm)
+    result = build_step_tensors(chosen, 0, 1, 0, algorithm)
     assert result is not None
     return result
 

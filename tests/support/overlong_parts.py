@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from arrived_groups import arrive
 from trainer_parts import build_trajectory
 
 from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
@@ -22,6 +23,6 @@ def build(algorithm: AlgorithmSettings, unfinished: tuple[int, ...] = ()) -> tup
     for row in unfinished:
         rows[row].finished = False
     group = TrajectoryGroup(group_uid="a", trajectories=rows)
-    tensors = build_step_tensors(select_trajectories([group], algorithm), 0, 1, 0, algorithm)
+    tensors = build_step_tensors(select_trajectories([arrive(group)], algorithm), 0, 1, 0, algorithm)
     assert tensors is not None
     return tensors, group

@@ -21,6 +21,7 @@ import waiting
 from forage_proto.v1.trajectory_pb2 import ChatMessage, GroundTruth, Policy, Prompt, Sampling, TrajectoryGroup
 from forage_queue.streams.client import StreamClient
 from forage_runtime.text.search_prompt import format_search_prompt
+from forage_trajectory.codec import unpack_group
 
 START_S = 400.0
 ADDRESSES = (
@@ -135,6 +136,6 @@ def take(streams: StreamClient, count: int, timeout_s: float = START_S) -> list[
     while len(groups) < count and time.monotonic() < deadline:
         entries = streams.reclaim_groups(streams.trajectories, ())
         entries = entries or streams.claim_groups(streams.trajectories, count, 0.5)
-        groups += [entry.message for entry in entries]
+        groups += [unpack_group(entry.message.read_packed()) for entry in entries]
         streams.discard(streams.trajectories, [entry.id for entry in entries])
     return groups

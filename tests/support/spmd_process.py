@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from arrived_groups import arrive
 from safetensors.torch import save_file
 from trainer_parts import build_trajectory
 
@@ -21,9 +22,7 @@ from forage_trainer.data.tensors import StepTensors, build_step_tensors
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.engine.spmd import follow
 from forage_trainer.weights.snapshots import Snapshots
-from forage_trajectory.arrays import ColumnFolder
-from forage_trajectory.arrived import decode_group
-from forage_trajectory.packing import pack_group
+from forage_trajectory.columns import ColumnFolder
 
 OPTIONS = [
     "trainer.threads=1",
@@ -63,7 +62,7 @@ def build_rows(settings: Settings, folder: ColumnFolder | None = None) -> StepTe
         for position, (uid, count) in enumerate((("a", 4), ("b", 3)))
     ]
     algorithm = settings.trainer.algorithm
-    arrived = [decode_group(pack_group(group), folder) for group in groups]
+    arrived = [arrive(group, folder) for group in groups]
     batch = build_step_tensors(select_trajectories(arrived, algorithm), 0, 1, 0, algorithm)
     assert batch is not None
     return batch

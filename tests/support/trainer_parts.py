@@ -33,6 +33,7 @@ from forage_queue.trainer.unacked import ConsumedStep
 from forage_runtime.settings import RedisSettings
 from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.manifest import Stateful
+from forage_trajectory.codec import pack_group
 
 PROMPT_TOKENS = 12
 VOCABULARY = 300
@@ -167,7 +168,7 @@ class ScriptedRollout(threading.Thread):
             for entry in ready:
                 answer = self._answer(entry.message, policy)
                 if answer is not None:
-                    self._streams.finish(entry, answer)
+                    self._streams.finish(entry, pack_group(answer))
                     self.answered += 1
 
     def end(self) -> None:

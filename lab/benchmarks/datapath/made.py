@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from forage_proto.v1.trajectory_pb2 import PolicySegment, Role, Score, Span, Status, Trajectory, TrajectoryGroup
-from forage_trajectory.packing import pack_group
+from forage_trajectory.codec import pack_group
 
 DISTINCT = 4
 """Groups that are really made; the others are copies at other positions, so that making them takes no minutes."""

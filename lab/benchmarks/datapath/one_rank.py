@@ -37,7 +37,8 @@ from forage_trainer.data.tensors import Rows, build_step_tensors
 from forage_trainer.engine.spmd import Processes, collective, follow
 from forage_trainer.engine.verl_worker import collect, hand_out
 from forage_trainer.reporting.metrics import compute_trajectory_metrics
-from forage_trajectory.arrived import decode_group
+from forage_trajectory.codec import decode_group
+from forage_trajectory.trajectory import Group
 
 VALUES = ("advantages", "reference", "old")
 _CLAIMED = 64
@@ -103,7 +104,7 @@ def run_now(processes: Processes, packed: list[bytes], folder: Path) -> dict[str
 
     decoder = GroupDecoder(DiskRetry(Stop(), Health()))
     decoder.folder = processes.columns if processes.size > 1 else None
-    groups: list[TrajectoryGroup] = []
+    groups: list[Group] = []
     with clock("ahead"):
         while packed:  # as they are claimed, and not kept twice
             claimed, packed[:_CLAIMED] = packed[:_CLAIMED], []

@@ -23,6 +23,7 @@ from forage_proto.v1 import trajectory_pb2 as pb
 from forage_queue.streams.client import StreamClient
 from forage_queue.streams.users import Role
 from forage_runtime.settings import Settings
+from forage_trajectory.trajectory import Trajectory
 
 RUNNING = (Program.REDIS, Program.REWARD, Program.ROLLOUT)
 
@@ -111,11 +112,11 @@ def read_metrics(settings: Settings) -> dict[str, float]:
     return {sample.name: sample.value for sample in samples if not sample.labels}
 
 
-def _check_trajectory(trajectory: pb.Trajectory) -> int:
+def _check_trajectory(trajectory: Trajectory) -> int:
     row = plan.Row(trajectory.group_uid, trajectory.sample)
     assert trajectory.status == pb.STATUS_OK, trajectory.status_detail
     assert trajectory.score.status == pb.STATUS_OK
-    sampled = sum(trajectory.loss_mask)
+    sampled = trajectory.counts.sampled
     assert (sampled, len(trajectory.turns)) == (sum(row.lengths), len(row.lengths)), trajectory.id
     return sampled
 

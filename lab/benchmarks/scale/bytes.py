@@ -38,7 +38,7 @@ from forage_proto.v1.trajectory_pb2 import (
     Turn,
 )
 from forage_records.step_file import read_step
-from forage_trajectory.packing import pack_group, unpack_columns, unpack_group
+from forage_trajectory.codec import decode_group, pack_group, unpack_group
 from forage_trajectory.texts import Decode, leave_out_texts, restore_texts
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -69,8 +69,8 @@ class Measured:
         began = self._note("leave out texts", began)
         packed = pack_group(slim)
         began = self._note("pack", began)
-        unpack_columns(packed)
-        began = self._note("unpack columns", began)
+        decode_group(packed)
+        began = self._note("decode", began)
         whole = unpack_group(packed)
         self._note("unpack whole", began)
         for trajectory in whole.trajectories:

@@ -39,6 +39,7 @@ from forage_proto.v1 import trajectory_pb2 as pb
 from forage_queue.streams.client import StreamClient
 from forage_queue.streams.users import Role
 from forage_runtime.settings import Settings, load_settings
+from forage_trajectory.trajectory import Group
 
 HERE = Path(__file__).resolve().parent
 SIZES = (100, 1000, 10_000)
@@ -184,7 +185,7 @@ class Bench:
         self._streams.issue(prompt)
 
 
-def _check_group(group: pb.TrajectoryGroup, measured: Measured) -> None:
+def _check_group(group: Group, measured: Measured) -> None:
     longest = max(trajectory.timings.total_s for trajectory in group.trajectories)
     for trajectory in group.trajectories:
         problem = trajectory.status_detail or trajectory.score.detail
@@ -197,8 +198,8 @@ def _check_group(group: pb.TrajectoryGroup, measured: Measured) -> None:
         measured.completed += 1
         measured.generations += len(trajectory.turns)
         measured.searches += sum(turn.executed for turn in trajectory.turns)
-        measured.tokens += len(trajectory.token_ids)
-        measured.sampled += sum(trajectory.loss_mask)
+        measured.tokens += trajectory.counts.tokens
+        measured.sampled += trajectory.counts.sampled
         measured.took_s.append(trajectory.timings.total_s)
         measured.lost_s.append(longest - trajectory.timings.total_s)
 

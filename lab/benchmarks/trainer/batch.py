@@ -10,6 +10,7 @@ from forage_proto.v1.trajectory_pb2 import PolicySegment, Score, Status, Traject
 from forage_runtime.settings import AlgorithmSettings
 from forage_trainer.data.selection import select_trajectories
 from forage_trainer.data.tensors import StepTensors, build_step_tensors
+from forage_trajectory.codec import decode_group, pack_group
 
 SAMPLES = 8
 PROMPT_TOKENS = OBSERVATION_TOKENS = 100
@@ -23,10 +24,14 @@ _LOG_PROB = -6.9
 def tensors(groups: int, algorithm: AlgorithmSettings, samples: int = SAMPLES) -> StepTensors:
     """`groups` x `samples` trajectories, the same in every run; every other one has a reward of 1."""
     result = [
-        TrajectoryGroup(
-            group_uid=uid,
-            position=position,
-            trajectories=[_trajectory(plan.Row(uid, sample)) for sample in range(samples)],
+        decode_group(
+            pack_group(
+                TrajectoryGroup(
+                    group_uid=uid,
+                    position=position,
+                    trajectories=[_trajectory(plan.Row(uid, sample)) for sample in range(samples)],
+                )
+            )
         )
         for position, uid in enumerate(plan.list_uids(groups, 0))
     ]

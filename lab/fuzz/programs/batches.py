@@ -30,6 +30,7 @@ from forage_runtime.telemetry.logs import configure_logs
 from forage_trainer.data.selection import has_equal_rewards, leave_out_unusable, select_trajectories
 from forage_trainer.data.tensors import build_step_tensors
 from forage_trainer.reporting.metrics import compute_trajectory_metrics
+from forage_trajectory.codec import pack_group
 
 _SIZE = 2
 _PAUSE_S = 0.02
@@ -64,7 +65,7 @@ def main(url: str) -> None:
 
 def _compute(groups: list, settings: Settings, step: int) -> None:  # type: ignore[type-arg]
     compute_trajectory_metrics(groups, step)
-    leave_out_unusable(groups, settings.trainer)
+    groups, _ = leave_out_unusable(groups, settings.trainer)
     selected = select_trajectories(groups, settings.trainer.algorithm)
     build_step_tensors(selected, step, 1, 0, settings.trainer.algorithm)
 
@@ -77,7 +78,7 @@ def _answer_prompts(settings: RedisSettings) -> None:
             group = make_group(
                 asked.group_uid, [0.0, 1.0], asked.batch, asked.position, asked.attempt, asked.min_policy_version
             )
-            streams.finish(entry, group)
+            streams.finish(entry, pack_group(group))
 
 
 if __name__ == "__main__":

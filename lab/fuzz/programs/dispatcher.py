@@ -19,7 +19,7 @@ from forage_queue.streams.client import StreamClient
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_runtime.settings import load_settings
 from forage_runtime.telemetry.logs import configure_logs
-from forage_trajectory.packing import pack_group
+from forage_trajectory.codec import pack_group
 from fuzz.programs.forgetful import Forgetful
 
 _SERVED = Policy(version=1, epoch=1)

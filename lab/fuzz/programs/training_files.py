@@ -23,6 +23,7 @@ from forage_trainer.data.selection import leave_out_unusable, select_trajectorie
 from forage_trainer.data.tensors import build_step_tensors
 from forage_trainer.folder_digests import compute_digests
 from forage_trainer.reporting.metrics import compute_trajectory_metrics
+from forage_trajectory.codec import decode_group, pack_group
 from forage_weights.announcement import list_parts, verify_files
 from forage_weights.cache import PolicyCache
 from forage_weights.delta import patch_files, read_delta, read_positions
@@ -99,18 +100,19 @@ def make_readers(folder: Path) -> dict[str, Callable[[Path, str], Any]]:
 
     def read_group(file: Path, name: str) -> None:
         """What a step does with a group before the model sees it."""
-        group = TrajectoryGroup.FromString(file.read_bytes())
+        message = TrajectoryGroup.FromString(file.read_bytes())
+        group = decode_group(pack_group(message))
         spans.record_claim(group)
         spans.record_drop(group, "stale")
         oldest_version(group)
         feeder.has_outage(group)
         refill_number(group.group_uid)
         compute_trajectory_metrics([group], 1)
-        leave_out_unusable([group], settings)
-        selected = select_trajectories([group], settings.algorithm)
+        left, _ = leave_out_unusable([group], settings)
+        selected = select_trajectories(left, settings.algorithm)
         build_step_tensors(selected, 1, 1, 0, settings.algorithm)
         digest_tokens([group])
-        write_step(file.with_suffix(".parquet"), "", [StepRow(t, 1, 1, False) for t in group.trajectories])
+        write_step(file.with_suffix(".parquet"), "", [StepRow(t, 1, 1, False) for t in message.trajectories])
         list(read_step(file.with_suffix(".parquet")))
 
     return {

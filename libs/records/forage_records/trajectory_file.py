@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from google.protobuf.message import DecodeError
 
-from forage_proto.v1.trajectory_pb2 import ActionKind, Role, Status, Trajectory
+from forage_proto.v1.trajectory_pb2 import ActionKind, Role, Score, Status, Trajectory
 from forage_runtime.errors import DataError
 from forage_runtime.files import durable
 from forage_runtime.text.enums import name_value
@@ -265,14 +265,12 @@ def read_exact_match(trajectory: Trajectory) -> float | None:
     return judged.total if judged.status == Status.STATUS_OK else None
 
 
-def explain_failure(trajectory: Trajectory) -> str | None:
-    """Explain why a trajectory has no reward; None where it has one."""
-    for what, status, detail in (
-        ("failed", trajectory.status, trajectory.status_detail),
-        ("no reward", trajectory.score.status, trajectory.score.detail),
-    ):
-        if status != Status.STATUS_OK:
-            return f"{what}: {detail or name_value(Status, status)}"
+def explain_failure(status: Status.ValueType, detail: str, score: Score) -> str | None:
+    """Explain why a trajectory with this status and score has no reward; None where it has one."""
+    if status != Status.STATUS_OK:
+        return f"failed: {detail or name_value(Status, status)}"
+    if score.status != Status.STATUS_OK:
+        return f"no reward: {score.detail or name_value(Status, score.status)}"
     return None
 
 
@@ -321,7 +319,7 @@ def _row(trajectory: Trajectory, end_of_turn: str) -> dict[str, Any]:
         "answer": answers[-1] if answers else None,
         "targets": list(trajectory.ground_truth.targets),
         "status": name_value(Status, trajectory.status),
-        "reason": explain_failure(trajectory),
+        "reason": explain_failure(trajectory.status, trajectory.status_detail, trajectory.score),
         "reward": score.reward or None,
         "score": score.total if score.status == Status.STATUS_OK else None,
         "em": read_exact_match(trajectory),

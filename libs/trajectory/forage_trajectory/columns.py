@@ -1,134 +1,189 @@
-"""Values per token as bytes: run lengths, byte planes, zstd frames.
+"""What a trajectory has for each token, as arrays: in memory, or in a file that every rank reads.
 
-A plane holds the bytes of one weight of many numbers. Those of the high bytes take few values and code well; between
-those of the low bytes zstd would find them less often.
+4 bytes a token, and 4 more for each that the policy sampled; as a message it has four times as much.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+import os
+import re
+import secrets
+import shutil
+import threading
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import zstandard
-from google.protobuf.message import DecodeError
 
-from forage_proto.v1.packed_pb2 import Runs
-from forage_proto.v1.trajectory_pb2 import Role, Span
+from forage_runtime.files import durable
 
-_LEVEL = 3
-_MOST_VALUES = 2**26
-_PROMPT, _MODEL, _ENV = Role.ROLE_PROMPT, Role.ROLE_MODEL, Role.ROLE_ENV  # looking them up costs as much as their use
-Ints: TypeAlias = npt.NDArray[np.int32]
-Words: TypeAlias = npt.NDArray[np.uint32]
+Array: TypeAlias = npt.NDArray[Any]
+_NUMBER_BYTES = 4
+_EPOCH = re.compile(r"e(\d+)-")
+"""Begins the name of a trainer's folder of columns; those of earlier versions have no epoch."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Columns:
-    """What a trajectory has a value per token of.
-
-    token_ids: (tokens,) int32, prompt and response.
-    loss_mask, turn_ids: (response,) int32; logprobs: (response,) float32. As the fields of `Trajectory`.
+    """
+    token_ids: (tokens,) int32, of prompt and response.
+    runs: (runs, 3) int32, of the response: length of a run of tokens, 1 if the policy sampled them, their turn id.
+    log_probs: (sampled tokens,) float32, the engine's, of the tokens that the policy sampled.
     """
 
-    token_ids: Ints
-    loss_mask: Ints
-    turn_ids: Ints
-    logprobs: npt.NDArray[np.float32]
+    token_ids: npt.NDArray[np.int32]
+    runs: npt.NDArray[np.int32]
+    log_probs: npt.NDArray[np.float32]
+
+    def load(self) -> Columns:
+        """As `StoredColumns.load`: they are here."""
+        return self
+
+    @property
+    def sampled(self) -> npt.NDArray[np.bool_]:
+        """(response,), whether the policy sampled the token."""
+        return np.repeat(self.runs[:, 1] > 0, self.runs[:, 0])
+
+    def spread_log_probs(self) -> npt.NDArray[np.float32]:
+        """(response,), 0 on tokens that the policy did not sample."""
+        sampled = self.sampled
+        spread: npt.NDArray[np.float32] = np.zeros(len(sampled), np.float32)
+        spread[sampled] = self.log_probs
+        return spread
 
 
-class Room:
-    """How many values of a column the trajectories of one group may still have, whatever a damaged entry says."""
+def find_runs(loss_mask: Array, turn_ids: Array) -> npt.NDArray[np.int32]:
+    """Find the runs of equal values of both, see `Columns.runs`.
 
-    def __init__(self) -> None:
-        self._left = _MOST_VALUES
+    Args:
+        loss_mask, turn_ids: (response,) int32.
+    """
+    if not len(loss_mask):
+        return np.empty((0, 3), np.int32)
+    changes: npt.NDArray[np.intp] = np.flatnonzero((np.diff(loss_mask) != 0) | (np.diff(turn_ids) != 0)) + 1
+    begins = np.concatenate(([0], changes))
+    lengths: npt.NDArray[np.intp] = np.diff(np.append(begins, len(loss_mask)))
+    return np.stack([lengths, loss_mask[begins], turn_ids[begins]], axis=1).astype(np.int32)
 
-    def take(self, count: int) -> None:
+
+class ColumnFile:
+    """A file of columns; the process that wrote it deletes it once nothing of it is needed any more."""
+
+    def __init__(self, path: Path, folder: ColumnFolder | None = None) -> None:
         """
+        Args:
+            folder: that of this process, if it wrote the file.
+        """
+        self.path = path
+        self._folder = folder  # which would be deleted with all its files
+        if folder is not None:
+            weakref.finalize(self, _remove, path)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Read a part of it.
+
         Raises:
-            DecodeError: there is no room for so many values.
+            OSError: the file cannot be read, or is too short.
         """
-        self._left -= count
-        if count < 0 or self._left < 0:
-            raise DecodeError(f"a packed group names more than {_MOST_VALUES} values of a column")
+        with self.path.open("rb", buffering=0) as file:
+            content = os.pread(file.fileno(), size, offset)
+        if len(content) != size:
+            raise OSError(f"{self.path} has {len(content)} bytes at {offset}, {size} wanted")
+        return content
 
 
-def derive_marks(spans: Sequence[Span]) -> tuple[Runs, Runs] | None:
-    """Derive loss mask and turn ids of a response from who wrote each of its spans; None where they do not say."""
-    mask, turn_ids = Runs(), Runs()
-    turn = 0
-    for span in spans:
-        if span.role == _PROMPT and not mask.lengths:
-            continue
-        if span.role not in (_MODEL, _ENV) or span.end < span.begin:
-            return None
-        is_sampled = span.role == _MODEL
-        turn += is_sampled
-        for runs, value in ((mask, int(is_sampled)), (turn_ids, turn if is_sampled else -1)):
-            runs.values.append(value)
-            runs.lengths.append(span.end - span.begin)
-    return mask, turn_ids
+@dataclass(frozen=True, eq=False)
+class StoredColumns:
+    """Columns in a file, at `offset` bytes of it; `shape` is (tokens, runs, sampled tokens)."""
+
+    file: ColumnFile
+    offset: int
+    shape: tuple[int, int, int]
+
+    def load(self) -> Columns:
+        """Read them; nothing else of the file is read.
+
+        Raises:
+            OSError: as `ColumnFile.read`.
+        """
+        tokens, runs, sampled = self.shape
+        content = self.file.read(self.offset, (tokens + 3 * runs + sampled) * _NUMBER_BYTES)
+        numbers = np.frombuffer(content, np.int32)
+        both = numbers[: tokens + 3 * runs]
+        return Columns(both[:tokens], both[tokens:].reshape(runs, 3), numbers[len(both) :].view(np.float32))
 
 
-def encode_runs(values: npt.NDArray[Any]) -> Runs:
-    """Encode a list of numbers as runs of equal ones."""
-    if not len(values):
-        return Runs()
-    begins = np.concatenate([[0], np.flatnonzero(np.diff(values)) + 1])
-    lengths = np.diff(np.concatenate([begins, [len(values)]]))
-    return Runs(values=values[begins].tolist(), lengths=lengths.tolist())
+class ColumnFolder:
+    """Writes columns where every rank reads them: a folder that all nodes mount.
 
+    The files last no longer than this process needs them, and are not flushed: what is in them is still on the stream.
 
-def decode_runs(runs: Runs, room: Room) -> Ints:
+    read_epoch: returns the trainer's epoch, by which it spares the files of later ones; set it before the first write.
     """
-    Raises:
-        DecodeError: lists of different lengths, or too many values.
-    """
-    if len(runs.values) != len(runs.lengths):
-        raise DecodeError(f"{len(runs.values)} runs have {len(runs.lengths)} lengths")
-    room.take(sum(runs.lengths))
-    values: Ints = np.repeat(np.array(runs.values, dtype=np.int64).astype(np.int32), runs.lengths)
-    return values
+
+    def __init__(self, folder: Path) -> None:
+        self.read_epoch: Callable[[], int] = lambda: 0
+        self._parent = folder
+        self._numbers = itertools.count()
+        self._opening = threading.Lock()
+        self._own: Path | None = None
+
+    def write(self, columns: Sequence[Columns], rest: bytes = b"") -> tuple[list[StoredColumns], Callable[[], bytes]]:
+        """Write columns into a file of their own.
+
+        Args:
+            rest: what follows them in the file.
+
+        Returns:
+            The columns, and a function that reads the rest.
+
+        Raises:
+            DiskFullError: there is no room.
+        """
+        path = self._open() / str(next(self._numbers))
+        file, offset, stored = ColumnFile(path, self), 0, []
+        with durable.detect_full_disk(path):
+            self._fill(path, columns, rest)
+        for one in columns:
+            shape = len(one.token_ids), len(one.runs), len(one.log_probs)
+            stored.append(StoredColumns(file, offset, shape))
+            offset += (shape[0] + 3 * shape[1] + shape[2]) * _NUMBER_BYTES
+        return stored, partial(file.read, offset, len(rest))
+
+    def _open(self) -> Path:
+        """Return this process's folder. Before its first file, delete those of earlier trainers, which claim no groups
+        now; a trainer that was replaced and does not know it yet finds those of its successor, and they stay."""
+        with self._opening:
+            if self._own is None:
+                epoch = self.read_epoch()
+                for other in self._parent.glob("*-*"):
+                    name = _EPOCH.match(other.name)
+                    if name is None or int(name[1]) < epoch:
+                        shutil.rmtree(other, ignore_errors=True)
+                own = self._parent / f"e{epoch}-{os.getpid()}-{secrets.token_hex(4)}"
+                with durable.detect_full_disk(self._parent):
+                    own.mkdir(parents=True, exist_ok=True)
+                weakref.finalize(self, shutil.rmtree, own, ignore_errors=True)
+                self._own = own
+            return self._own
+
+    @staticmethod
+    def _fill(path: Path, columns: Sequence[Columns], rest: bytes) -> None:
+        with path.open("wb") as out:
+            for one in columns:
+                for part in (one.token_ids, one.runs, one.log_probs):
+                    out.write(np.ascontiguousarray(part).data)
+            out.write(rest)
 
 
-def split_planes(values: Words, count: int) -> list[bytes]:
-    """The `count` lowest bytes of each value, as planes."""
-    columns = values.astype("<u4").view(np.uint8).reshape(-1, 4)
-    return [columns[:, place].tobytes() for place in range(count)]
+AnyColumns: TypeAlias = Columns | StoredColumns
 
 
-def join_planes(data: memoryview, length: int, count: int) -> Words:
-    """The inverse of `split_planes`."""
-    columns: npt.NDArray[np.uint8] = np.zeros((length, 4), dtype=np.uint8)
-    for place in range(count):
-        columns[:, place] = np.frombuffer(data, np.uint8, length, offset=place * length)
-    values: Words = columns.reshape(-1).view("<u4").astype(np.uint32, copy=False)
-    return values
-
-
-def compress(parts: Iterable[bytes]) -> bytes:
-    """Compress into one frame, in which each part has statistics of its own; its end is a checksum."""
-    parts = list(parts)
-    # A compressor is not for several threads at a time.
-    compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compressobj(size=sum(map(len, parts)))
-    pieces = []
-    for part in parts:
-        pieces += [compressor.compress(part), compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
-    return b"".join([*pieces, compressor.flush()])
-
-
-def decompress(frame: bytes, most: int) -> bytes:
-    """Decompress a frame, which says how long its content is.
-
-    Raises:
-        DecodeError: it is damaged, or longer than `most` bytes: nothing is allocated then.
-    """
-    try:
-        size = zstandard.frame_content_size(frame)
-        if not 0 <= size <= most:
-            raise DecodeError(f"a packed group has a frame of {size} bytes, at most {most} are expected")
-        return bytes(zstandard.ZstdDecompressor().decompress(frame, max_output_size=size, allow_extra_data=False))
-    except (ValueError, zstandard.ZstdError) as error:
-        raise DecodeError(f"a packed group has a damaged frame ({error})") from None
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)

@@ -26,7 +26,6 @@ from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.checkpoints.rollbacks import Rollbacks, make_stop_error
 from forage_trainer.checkpoints.start import Start
 from forage_trainer.checkpoints.writer import CheckpointWriter
-from forage_trainer.data.digests import digest_tokens
 from forage_trainer.data.routes import EnvironmentCheck
 from forage_trainer.data.selection import SELECTED_NONE, has_equal_rewards
 from forage_trainer.engine.policy_worker import PolicyWorker
@@ -240,7 +239,6 @@ class TrainingLoop:
             return self._skip(batch, policy, on_record)
         with self._batcher.assemble_ahead():
             metrics = self._step(batch, policy, clock, self._stop.check, on_record)
-        metrics["tokens_digest"] = digest_tokens(batch.groups)
         self._check_guards(batch, metrics, clock, began)
         return metrics
 

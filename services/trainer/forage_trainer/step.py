@@ -19,6 +19,7 @@ from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.algorithms.estimators.registry import NonFiniteValueError, Rewards, estimate_advantages
 from forage_trainer.algorithms.kl import KlController, apply_kl_penalty
 from forage_trainer.algorithms.off_policy import compute_correction_metrics
+from forage_trainer.data.digests import digest_tokens
 from forage_trainer.data.overlong import mask_cut, subtract_penalties
 from forage_trainer.data.selection import leave_out_unusable, select_trajectories
 from forage_trainer.data.tensors import StepTensors, build_step_tensors
@@ -95,7 +96,9 @@ class PolicyStep:
         groups, algorithm = batch.groups, self._trainer.algorithm
         # Of all trajectories, before any is left out: they tell how the policy behaves.
         metrics = compute_trajectory_metrics(groups, policy.version) | batch.metrics
-        metrics |= leave_out_unusable(groups, self._trainer)
+        groups, left_out = leave_out_unusable(groups, self._trainer)
+        batch = batch.with_groups(groups)
+        metrics |= left_out | {"tokens_digest": digest_tokens(groups)}
         selected = select_trajectories(groups, algorithm)
         metrics |= {"dead_groups": selected.dead_groups, "filtered_groups": len(selected.filtered)}
         record = StepRecord(batch, selected, policy.version)

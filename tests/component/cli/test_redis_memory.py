@@ -15,6 +15,7 @@ from forage_cli.planning.streams import estimate_stream_memory
 from forage_proto.v1.trajectory_pb2 import ActionKind, Prompt, Role, Trajectory, TrajectoryGroup
 from forage_queue.streams.client import StreamClient
 from forage_runtime.settings import RedisSettings, Settings, load_settings
+from forage_trajectory.codec import pack_group
 
 VOCABULARY = 152_000  # of Qwen2.5: most ids take three bytes
 LIMITS = ["rollout.max_start_length=512", "rollout.max_response_length=120", "rollout.max_obs_length=500"]
@@ -65,7 +66,7 @@ def test_the_estimate_bounds_groups_at_their_limits(redis_server: RedisSettings)
     for entry in client.claim_prompts("worker", 8, 0.1):
         group = TrajectoryGroup(group_uid=entry.message.group_uid, batch=1, position=entry.message.position)
         group.trajectories.extend(make_trajectory(512, 120, 500, 3) for _ in range(4))
-        client.finish(entry, group)
+        client.finish(entry, pack_group(group))
     measured = client.measure_bytes(client.trajectories)
     estimated = estimate_stream_memory(settings).batch
     assert measured <= estimated <= 1.3 * measured, f"measured {measured}, estimated {estimated}"

@@ -32,6 +32,7 @@ from forage_queue.streams.client import Entry, StreamClient
 from forage_queue.streams.history import History, describe_policy, open_history
 from forage_runtime.errors import FencedError, UnavailableError
 from forage_runtime.settings import RedisSettings, RunSettings
+from forage_trajectory.codec import pack_group
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def work(worker: StreamClient, policy: Policy) -> None:
             position=prompt.position,
             trajectories=[Trajectory(segments=segments)] * 2,
         )
-        assert worker.finish(entry, group)
+        assert worker.finish(entry, pack_group(group))
 
 
 def take_step(trainer: StreamClient, worker: StreamClient, step: int) -> None:
@@ -139,7 +140,7 @@ def test_no_operation_of_a_recorded_history_can_be_taken_out(
     take_step(trainer, worker, 1)
     take_step(trainer, worker, 2)
     trainer.discard(trainer.trajectories, [])  # what nobody needs may be missing at the end of a file
-    worker.finish(Entry(b"0-1", build_prompt(3, 0)), TrajectoryGroup())
+    worker.finish(Entry(b"0-1", build_prompt(3, 0)), pack_group(TrajectoryGroup()))
     for file in (run.folder / "history").iterdir():
         lines = file.read_text().splitlines(keepends=True)
         numbers = {json.loads(line)["n"] for line in lines[1:]}
@@ -230,8 +231,8 @@ def test_a_group_whose_reply_was_lost_is_known_as_finished(
     with lose_one_reply(redis_server) as address:
         unlucky = StreamClient(RedisSettings(url=address), "run", history=open_history(run, "worker"))
         unlucky.ping()
-        assert unlucky.finish(entry, group), "its first try has finished it"
-    assert not worker.finish(entry, group)
+        assert unlucky.finish(entry, pack_group(group)), "its first try has finished it"
+    assert not worker.finish(entry, pack_group(group))
     tries = [one for one in read_history(run.folder).operations if one.kind == "finish"]
     assert [one.result for one in tries] == ["ok", "refused"]
 

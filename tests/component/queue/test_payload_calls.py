@@ -22,6 +22,7 @@ from forage_queue.streams.client import Entry, StreamClient
 from forage_queue.streams.payloads import FOLDER, Payloads
 from forage_runtime.errors import SettingsError, UnavailableError
 from forage_runtime.settings import RedisSettings, Settings
+from forage_trajectory.codec import pack_group
 
 Connect = Callable[..., StreamClient]
 
@@ -56,10 +57,12 @@ def refuse_writes(server: RedisSettings) -> Iterator[None]:
             admin.config_set("min-replicas-to-write", "0")
 
 
-def make_group(position: int = 0) -> TrajectoryGroup:
+def make_group(position: int = 0) -> PackedGroup:
     chance = random.Random(position)
     ids = [chance.randrange(2**16) for _ in range(1000)]
-    return TrajectoryGroup(group_uid="g", batch=1, position=position, trajectories=[Trajectory(token_ids=ids)])
+    return pack_group(
+        TrajectoryGroup(group_uid="g", batch=1, position=position, trajectories=[Trajectory(token_ids=ids)])
+    )
 
 
 def claim(trainer: StreamClient, worker: StreamClient, count: int) -> list[Entry[Prompt]]:
@@ -93,7 +96,7 @@ def test_a_group_that_redis_refuses_is_stored_once_however_often_its_call_is_rep
     (file,) = list_files(settings)
     assert worker.finish(entry, group)
     assert list_files(settings) == [file]
-    assert [one.message for one in trainer.claim_groups(trainer.trajectories, 5, 0.1)] == [group]
+    assert [one.message.read_packed() for one in trainer.claim_groups(trainer.trajectories, 5, 0.1)] == [group]
 
 
 def test_another_group_of_the_same_prompt_has_a_file_of_its_own(
@@ -104,7 +107,7 @@ def test_another_group_of_the_same_prompt_has_a_file_of_its_own(
     with refuse_writes(settings.redis), pytest.raises(UnavailableError):
         worker.finish(entry, make_group(1))
     assert worker.finish(entry, make_group(2))
-    assert [one.message for one in trainer.claim_groups(trainer.trajectories, 5, 0.1)] == [make_group(2)]
+    assert [one.message.read_packed() for one in trainer.claim_groups(trainer.trajectories, 5, 0.1)] == [make_group(2)]
 
 
 def test_a_file_that_waits_for_redis_never_becomes_an_orphan(
@@ -119,7 +122,7 @@ def test_a_file_that_waits_for_redis_never_becomes_an_orphan(
         assert worker.finish(entry, group)
     assert len(list_files(settings)) == 2, "the first one may be deleted at any time"
     list_files(settings)[0].unlink()
-    assert [one.message for one in trainer.claim_groups(trainer.trajectories, 5, 0.1)] == [group]
+    assert [one.message.read_packed() for one in trainer.claim_groups(trainer.trajectories, 5, 0.1)] == [group]
 
 
 def test_a_call_that_is_never_repeated_is_forgotten(
@@ -174,7 +177,7 @@ def test_a_start_with_another_place_is_refused_and_going_back_helps(
     again.acquire_epoch()
     again.offer_payloads()
     groups = again.reclaim_groups(again.trajectories, ()) + again.claim_groups(again.trajectories, 5, 0.1)
-    assert [one.message for one in groups] == [make_group(0), make_group(1)]
+    assert [one.message.read_packed() for one in groups] == [make_group(0), make_group(1)]
     again.discard(again.trajectories, [one.id for one in groups])
     other.require_payloads()  # no group waits any more
 

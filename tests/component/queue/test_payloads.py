@@ -18,6 +18,7 @@ from forage_queue.streams.client import VALIDATION, Entry, StreamClient
 from forage_queue.streams.payloads import FOLDER, ORPHAN_S, Payloads
 from forage_runtime.errors import SettingsError, UnavailableError
 from forage_runtime.settings import RedisSettings, Settings
+from forage_trajectory.codec import pack_group
 
 LIMIT = 2000
 Connect = Callable[..., StreamClient]
@@ -43,10 +44,12 @@ def worker(connect: Connect) -> StreamClient:
     return connect()
 
 
-def make_group(position: int = 0, tokens: int = 2 * LIMIT) -> TrajectoryGroup:
+def make_group(position: int = 0, tokens: int = 2 * LIMIT) -> PackedGroup:
     chance = random.Random(position)
     ids = [chance.randrange(2**16) for _ in range(tokens)]
-    return TrajectoryGroup(group_uid="g", batch=1, position=position, trajectories=[Trajectory(token_ids=ids)])
+    return pack_group(
+        TrajectoryGroup(group_uid="g", batch=1, position=position, trajectories=[Trajectory(token_ids=ids)])
+    )
 
 
 def claim(trainer: StreamClient, worker: StreamClient, count: int, stream: str = "") -> list[Entry[Prompt]]:
@@ -78,9 +81,10 @@ def test_a_large_group_is_in_a_file_and_a_small_one_in_redis(
     entries = trainer._redis.xrange(trainer.trajectories)
     assert sum(len(value) for _, fields in entries for value in fields.values()) < LIMIT
     claimed = trainer.claim_groups(trainer.trajectories, 10, 0.1)
-    assert [entry.message for entry in claimed] == [make_group(0, 10), make_group(1)]
+    assert [entry.message.read_packed() for entry in claimed] == [make_group(0, 10), make_group(1)]
     assert list_files(settings) == [file], "it stays until the group is acknowledged"
-    assert trainer.reclaim_groups(trainer.trajectories, ()) == claimed
+    again = trainer.reclaim_groups(trainer.trajectories, ())
+    assert [entry.id for entry in again] == [entry.id for entry in claimed]
 
 
 def test_a_file_goes_with_its_entry(trainer: StreamClient, worker: StreamClient, settings: Settings) -> None:
@@ -104,7 +108,7 @@ def test_files_of_a_validation_go_with_its_stream(
     trainer.open_replies(stream, 1)
     first, late = claim(trainer, worker, 2, stream)
     assert worker.finish(first, make_group())
-    assert [e.message for e in trainer.claim_groups(stream, 5, 0.1)] == [make_group()]
+    assert [e.message.read_packed() for e in trainer.claim_groups(stream, 5, 0.1)] == [make_group()]
     assert len(list_files(settings, "validation-after")) == 1
     trainer.close_replies(stream, 1)
     folder = settings.run.folder / FOLDER / "validation-after"
@@ -124,7 +128,7 @@ def test_of_two_workers_the_second_deletes_its_own_file(
     kept = list_files(settings)
     assert not connect().finish(entry, make_group())
     assert list_files(settings) == kept
-    assert [one.message for one in trainer.claim_groups(trainer.trajectories, 5, 0.1)] == [make_group()]
+    assert [one.message.read_packed() for one in trainer.claim_groups(trainer.trajectories, 5, 0.1)] == [make_group()]
 
 
 def test_a_call_whose_reply_was_lost_keeps_its_file(
@@ -258,7 +262,7 @@ def test_an_object_store_holds_files_too(trainer: StreamClient, settings: Settin
     finish(reader, writer, 2)
     assert len(system.find("/bucket/groups/run/trajectories")) == 2
     first, second = reader.claim_groups(reader.trajectories, 5, 0.1)
-    assert [first.message, second.message] == [make_group(0), make_group(1)]
+    assert [first.message.read_packed(), second.message.read_packed()] == [make_group(0), make_group(1)]
     reader.discard(reader.trajectories, [first.id])
     assert len(system.find("/bucket/groups/run/trajectories")) == 1
     with patch.object(payloads, "ORPHAN_S", -60.0):
@@ -275,9 +279,3 @@ def test_an_address_that_nothing_reads_is_refused(settings: Settings) -> None:
     redis = settings.redis.model_copy(update={"payloads_url": "nowhere://bucket"})
     with pytest.raises(SettingsError, match=r"redis.payloads_url = 'nowhere://bucket' cannot be used"):
         Payloads(settings.model_copy(update={"redis": redis}))
-
-
-def test_groups_of_earlier_versions_are_read(trainer: StreamClient) -> None:
-    trainer._redis.xadd(trainer.trajectories, {"m": make_group(7).SerializeToString()})
-    (entry,) = trainer.claim_groups(trainer.trajectories, 5, 0.1)
-    assert entry.message == make_group(7)

@@ -15,6 +15,7 @@ from forage_queue.streams.client import StreamClient
 from forage_queue.streams.connection import translate_error
 from forage_runtime.errors import SettingsError, UnavailableError
 from forage_runtime.settings import RedisSettings
+from forage_trajectory.codec import pack_group
 
 WHERE = "Redis at server:6379"
 
@@ -59,7 +60,7 @@ def test_a_full_server_refuses_no_script_and_other_commands_are_waited_for(
     assert client.acquire_epoch() == 1
     assert client.issue(build_prompt())
     [entry] = client.claim_prompts("worker", 1, 0.1)
-    assert client.finish(entry, TrajectoryGroup(group_uid="uid-0", batch=1))
+    assert client.finish(entry, pack_group(TrajectoryGroup(group_uid="uid-0", batch=1)))
     [group] = client.claim_groups(client.trajectories, 1, 0.1)
     client.publish(Policy(version=1, epoch=1))
     client.acknowledge_policy("replica", Replica(serving=Policy(version=1, epoch=1)))
@@ -126,7 +127,7 @@ def test_a_group_that_no_replica_confirmed_is_its_workers_when_it_is_written_aga
     trainer.issue(build_prompt())
     [entry] = trainer.claim_prompts("worker", 1, 0.1)
     worker = StreamClient(own_redis.model_copy(update={"wait_replicas": 1, "timeout_s": 1.0}), "run", patience_s=1)
-    group = TrajectoryGroup(group_uid="uid-0", batch=1)
+    group = pack_group(TrajectoryGroup(group_uid="uid-0", batch=1))
     for _ in range(2):
         with pytest.raises(UnavailableError, match="fewer replicas than a write must reach"):
             worker.finish(entry, group)

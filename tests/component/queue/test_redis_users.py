@@ -19,6 +19,7 @@ from forage_queue.streams.payloads import Payloads
 from forage_queue.streams.users import RIGHTS, SERVICES, Role, describe_all, hash_password, name_user
 from forage_runtime.errors import SettingsError, UnavailableError
 from forage_runtime.settings import RedisSettings, RunSettings, Settings
+from forage_trajectory.codec import pack_group
 
 RUN, OTHER = "run-1.x", "other"
 # Other topologies, databases and confirmed writes have tests of their own.
@@ -130,7 +131,8 @@ def exercise(role: Role, open_as: Callable[..., StreamClient]) -> None:
         groups = client.claim_groups(client.trajectories, 10, 1.0)
         with patch("forage_queue.streams.payloads.ORPHAN_S", -60.0):
             client.delete_orphans()
-        assert client.reclaim_groups(client.trajectories, ()) == groups
+        again = client.reclaim_groups(client.trajectories, ())
+        assert [entry.id for entry in again] == [entry.id for entry in groups]
         answers = client.claim_groups(client.key("validation-before"), 10, 1.0)
         client.discard(client.key("validation-before"), [entry.id for entry in answers])
         client.acknowledge(LedgerEntry(step=1, group_uids=["uid"]), [entry.id for entry in groups])
@@ -184,8 +186,8 @@ def do_rollouts_part(open_as: Callable[..., StreamClient]) -> None:
     for entry in entries:
         group = TrajectoryGroup(group_uid=entry.message.group_uid, batch=entry.message.batch)
         group.trajectories.add(token_ids=[1, 2])
-        assert client.finish(entry, group)
-        assert not client.finish(entry, group)
+        assert client.finish(entry, pack_group(group))
+        assert not client.finish(entry, pack_group(group))
     assert client.count_backlog(client.trajectories) == 1
     assert client.measure_bytes(client.trajectories) > 0
     assert client.read_byte_limit() == 0

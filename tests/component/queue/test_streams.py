@@ -11,11 +11,13 @@ import pytest
 import redis
 from waiting import WAIT_S
 
+from forage_proto.v1.packed_pb2 import PackedGroup
 from forage_proto.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, Purpose, Replica, Shift, TrajectoryGroup
 from forage_queue.streams.client import ANNOUNCED, NEVER, StreamClient
 from forage_queue.streams.prompt_identity import Issue
 from forage_runtime.errors import FencedError, SettingsError, UnavailableError
 from forage_runtime.settings import RedisSettings
+from forage_trajectory.codec import pack_group
 
 HOUR_S = 3600.0
 
@@ -43,8 +45,9 @@ def build_prompt(position: int = 0, attempt: int = 0) -> Prompt:
     )
 
 
-def make_group(position: int = 0) -> TrajectoryGroup:
-    return TrajectoryGroup(run_id="run", group_uid=f"world/train/{position}/0", batch=1, position=position)
+def make_group(position: int = 0) -> PackedGroup:
+    uid = f"world/train/{position}/0"
+    return pack_group(TrajectoryGroup(run_id="run", group_uid=uid, batch=1, position=position))
 
 
 def test_the_password_is_read_from_its_file(redis_server: RedisSettings, tmp_path: Path) -> None:
@@ -78,7 +81,7 @@ def test_finish_acknowledges_the_prompt_and_writes_its_group_atomically(client: 
     assert client.count_backlog(client.prompts) == 0
     assert client.reclaim_groups(client.trajectories, ()) == []
     (taken,) = client.claim_groups(client.trajectories, 10, 0.1)
-    assert taken.message == make_group()
+    assert taken.message.read_packed() == make_group()
 
 
 def test_of_two_workers_with_the_same_entry_only_the_first_to_finish_writes_a_group(
@@ -115,8 +118,8 @@ def test_groups_are_reclaimed_until_their_step_is_acknowledged(client: StreamCli
     client.finish(entry, make_group())
     (first,) = client.claim_groups(client.trajectories, 10, 0.1)
     (again,) = client.reclaim_groups(client.trajectories, ())
-    assert again == first
-    step = LedgerEntry(step=1, group_uids=[make_group().group_uid])
+    assert (again.id, again.message.read_packed()) == (first.id, make_group())
+    step = LedgerEntry(step=1, group_uids=[make_group().head.group_uid])
     client.acknowledge(step, [first.id])
     client.acknowledge(LedgerEntry(step=1, group_uids=["another"]), [first.id])
     assert client.read_ledger() == {1: step}, "a repeated acknowledgement changes nothing"
@@ -152,7 +155,7 @@ def test_a_replaced_trainer_changes_no_stream(
 ) -> None:
     client.acquire_epoch()
     StreamClient(redis_server, "run").acquire_epoch()
-    client._redis.xadd(client.trajectories, {"m": make_group().SerializeToString()}, id="1-1")
+    client._redis.xadd(client.trajectories, {"p": make_group().SerializeToString()}, id="1-1")
     with pytest.raises(FencedError, match="has taken over"):
         act(client)
     assert client.count_backlog(client.trajectories) == 1

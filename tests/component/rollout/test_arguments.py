@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forage_rollout.core.arguments import build_arguments, check_arguments
+from forage_rollout.engine.instance import start_with
 from forage_runtime.errors import SettingsError
 from forage_runtime.settings import Settings
 
@@ -81,3 +83,20 @@ def test_arguments_take_the_place_of_forages_defaults_but_not_of_what_a_run_need
     with pytest.raises(SettingsError, match=r"args\.enable_chunked_prefill = true needs a GPU"):
         build_arguments(make_settings(args={"enable_chunked_prefill": True}), cpu=True)
     assert "max_num_batched_tokens" not in build_arguments(make_settings(), cpu=False)
+
+
+def test_a_model_with_states_starts_without_a_prefix_cache_on_a_cpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from model_families import build_config
+
+    build_config("granitemoehybrid").save_pretrained(tmp_path)
+    policy = Path(__file__).parents[3] / "models/tiny-policy"
+    for folder, has_cache in ((policy, True), (tmp_path, False)):
+        chosen = make_settings(max_model_len=128)
+        given = build_arguments(chosen, cpu=True) | {"model": str(folder), "tokenizer": str(policy)}
+        config = start_with(given, lambda args: args.create_engine_config())
+        assert config.cache_config.enable_prefix_caching is has_cache
+        assert ("prefix_cache_off" in capsys.readouterr().out) is not has_cache
+    with pytest.raises(Exception, match="Chunked prefill is required"):
+        start_with(given | {"enable_prefix_caching": True}, lambda args: args.create_engine_config())

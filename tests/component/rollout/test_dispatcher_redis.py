@@ -12,6 +12,7 @@ from dispatcher_bench import Bench, answer, build_prompt
 
 from forage_queue.rollout.backpressure import Backpressure
 from forage_runtime.settings import RedisSettings
+from forage_trajectory.codec import pack_group
 
 
 async def test_a_full_stream_of_trajectories_stops_claiming(bench: Bench) -> None:
@@ -61,7 +62,7 @@ async def test_half_of_the_servers_memory_is_the_default_limit_in_bytes(bench: B
     group.trajectories[0].status_detail = random.Random(0).randbytes(2**20).hex()  # coded, half of it
     for position in range(1, 5):
         assert backpressure.find_hold() is None
-        assert bench.trainer.finish(entry, group)
+        assert bench.trainer.finish(entry, pack_group(group))
         bench.trainer.issue(build_prompt(position))
         (entry,) = bench.trainer.claim_prompts("one", 1, 0.1)
     assert backpressure.find_hold() is None

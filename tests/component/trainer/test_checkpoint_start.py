@@ -22,6 +22,7 @@ from forage_runtime.telemetry.health import Health
 from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.start import take_over
 from forage_trainer.run import _train
+from forage_trajectory.codec import pack_group
 
 
 def open_run(folder: Path) -> tuple[Checkpoints, ReplayGroups]:
@@ -90,9 +91,11 @@ def test_a_start_with_another_place_of_files_leaves_the_trainer_that_runs_and_it
     (entry,) = streams.claim_prompts("worker", 1, 0.1)
     group = TrajectoryGroup(group_uid="g", batch=1)
     group.trajectories.add(token_ids=[1, 2])
-    assert streams.finish(entry, group)
+    assert streams.finish(entry, pack_group(group))
     other = load_settings(None, [*own, f"redis.payloads_url={tmp_path}/elsewhere"], {})
     with pytest.raises(SettingsError, match=r"1 groups .*elsewhere is not the place of these files"):
         _train(other, Questions((), ""), Questions((), ""), 0, Stop(), Health())
     assert streams.read_epoch() == 1
-    assert [one.message for one in streams.claim_groups(streams.trajectories, 1, 0.1)] == [group]
+    assert [one.message.read_packed() for one in streams.claim_groups(streams.trajectories, 1, 0.1)] == [
+        pack_group(group)
+    ]

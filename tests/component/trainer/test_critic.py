@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from arrived_groups import arrive
 from engine_updates import assert_same_gradients, assert_same_step, read_parameters, record_updates
 from trainer_parts import PROMPT_TOKENS, build_trajectory, write_model
 
@@ -46,7 +47,7 @@ def trajectories() -> list[Trajectory]:
 @pytest.fixture(scope="module")
 def batch(trajectories: list[Trajectory]) -> StepTensors:
     groups = [TrajectoryGroup(group_uid=uid, trajectories=trajectories[i : i + 4]) for i, uid in ((0, "a"), (4, "b"))]
-    result = build_step_tensors(select_trajectories(groups, ALGORITHM), 0, 1, 0, ALGORITHM)
+    result = build_step_tensors(select_trajectories(list(map(arrive, groups)), ALGORITHM), 0, 1, 0, ALGORITHM)
     assert result is not None
     return result
 

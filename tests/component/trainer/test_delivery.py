@@ -27,6 +27,7 @@ from forage_runtime.settings import RedisSettings, Settings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
 from forage_trainer.data.selection import has_equal_rewards
+from forage_trajectory.codec import pack_group
 
 SIZE = 3
 
@@ -65,7 +66,7 @@ class Rollout:
             asked = entry.message
             sampled = asked.min_policy_version if version is None else version
             reply = make_group(asked.group_uid, [0.0, 1.0], asked.batch, asked.position, asked.attempt, sampled)
-            assert self.streams.finish(entry, reply)
+            assert self.streams.finish(entry, pack_group(reply))
 
 
 @pytest.fixture
@@ -219,8 +220,8 @@ def test_only_groups_that_were_issued_are_accepted(start: Callable[..., Trainer]
     ]
     redis, stream = trainer.streams._redis, trainer.streams.trajectories
     for each in forged:
-        redis.xadd(stream, {"m": each.SerializeToString()})
-    redis.xadd(stream, {"m": b"\xff\xff"})
+        redis.xadd(stream, {"p": pack_group(each).SerializeToString()})
+    redis.xadd(stream, {"p": b"\xff\xff"})
     before = arrivals.REJECTED._value.get()
     rollout.answer(entries)
     batch = trainer.batcher.next_batch(1, WAIT_S)
@@ -238,7 +239,7 @@ def test_a_garbled_group_is_issued_again(start: Callable[..., Trainer], rollout:
     redis = trainer.streams._redis
     redis.xack(trainer.streams.prompts, "forage", garbled.id)
     redis.xdel(trainer.streams.prompts, garbled.id)
-    redis.xadd(trainer.streams.trajectories, {"m": b"\xff\xff"})
+    redis.xadd(trainer.streams.trajectories, {"p": b"\xff\xff"})
     with pytest.raises(BatchTimeoutError):
         trainer.take_step(1, timeout_s=PATIENCE_S)
     rollout.answer(rollout.claim())
@@ -290,11 +291,11 @@ def test_a_finished_run_leaves_nothing_on_its_streams(start: Callable[..., Train
     assert len(trainer.take_step(1)) == SIZE - 1
     trainer.acknowledge()
     streams.issue(Prompt(group_uid="v", batch=1, reply_stream=streams.key("validation-after")))
-    late = make_group("late", [0.0, 1.0], 1)
+    late, forged = pack_group(make_group("late", [0.0, 1.0], 1)), pack_group(make_group("forged", [1.0], 99))
     for _ in range(70):  # more than one claim takes
-        streams._redis.xadd(streams.trajectories, {"m": make_group("forged", [1.0], 99).SerializeToString()})
-    streams._redis.xadd(streams.trajectories, {"m": late.SerializeToString()})
-    streams._redis.xadd(streams.trajectories, {"m": b"\xff" * 100_000})
+        streams._redis.xadd(streams.trajectories, {"p": forged.SerializeToString()})
+    streams._redis.xadd(streams.trajectories, {"p": late.SerializeToString()})
+    streams._redis.xadd(streams.trajectories, {"p": b"\xff" * 100_000})
     trainer.batcher.clear()
     kept = [entry.message.batch for entry in streams.read_prompts()]
     assert kept == [2] * SIZE, "what no ledger has is still asked for, as the run may be extended"
@@ -317,7 +318,7 @@ def test_an_answer_to_a_validation_that_has_ended_is_dropped(redis_server: Redis
     client.issue(Prompt(group_uid="v", batch=4, reply_stream=stream))
     [entry] = client.claim_prompts("rollout", 1, 0.1)
     client.close_replies(stream, 4)
-    assert not client.finish(entry, TrajectoryGroup(group_uid="v", batch=4))
+    assert not client.finish(entry, pack_group(TrajectoryGroup(group_uid="v", batch=4)))
     assert not client._redis.exists(stream)
     assert client.count_backlog(client.prompts) == 0
 

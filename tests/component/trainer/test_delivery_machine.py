@@ -59,6 +59,7 @@ from forage_trainer.checkpoints.manifest import Manifest
 from forage_trainer.checkpoints.start import list_settled, match_order
 from forage_trainer.reporting.progress import StateFile
 from forage_trainer.validation.evaluation import Validation
+from forage_trajectory.codec import pack_group
 
 SIZE, STEPS, KEPT = 2, 5, 2
 QUESTIONS = tuple(Question("q", "train", i, (), GroundTruth(targets=[str(i)]), str(i)) for i in range(20))
@@ -332,7 +333,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         for trajectory in reply.trajectories:
             for segment in trajectory.segments:
                 segment.epoch = policy.epoch
-        self.worker.finish(entry, reply)
+        self.worker.finish(entry, pack_group(reply))
 
     def lose_data(self) -> AbstractContextManager[object]:
         """Tell the history that the server loses what it has acknowledged."""
@@ -368,11 +369,11 @@ class DeliveryMachine(RuleBasedStateMachine):
     @rule(batch=st.integers(1, STEPS), position=st.integers(0, SIZE))
     def forge(self, batch: int, position: int) -> None:
         forged = make_group("q/train/999/0", [0.0, 1.0], batch, position)
-        self.worker._redis.xadd(self.worker.trajectories, {"m": forged.SerializeToString()})
+        self.worker._redis.xadd(self.worker.trajectories, {"p": pack_group(forged).SerializeToString()})
 
     @rule(of=st.sampled_from(["prompts", "trajectories"]))
     def garble(self, of: str) -> None:
-        self.worker._redis.xadd(self.worker.key(of), {"m": b"\xff\xff"})
+        self.worker._redis.xadd(self.worker.key(of), {"m" if of == "prompts" else "p": b"\xff\xff"})
 
     @precondition(lambda self: self.losses)
     @rule(label=st.sampled_from(["step-0", "step-1", "after"]))

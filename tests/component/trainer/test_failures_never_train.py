@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from arrived_groups import arrive
 from failed_batches import RECIPES, Bench, assert_trains_as_survivors, build, draw_batch, model
 from trainer_parts import build_trajectory
 
@@ -29,7 +30,7 @@ def test_one_failure_that_counts_changes_the_bits(build: Callable[..., Bench], m
     expected = bench.train([alone])
     assert bench.train([whole])[0] == expected[0]
     failed = build_trajectory(whole[0].group_uid, 99, 0.0, status=Status.STATUS_TIMEOUT)
-    crowded = max(whole, key=lambda group: sum(map(selection.is_valid, group.trajectories)))
+    crowded = max(whole, key=lambda group: sum(map(selection.is_valid, arrive(group).trajectories)))
     crowded.trajectories.append(failed)
     assert bench.train([whole])[0] == expected[0]
     sound = selection.is_valid

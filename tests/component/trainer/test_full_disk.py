@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from arrived_groups import arrive
 from full_disk import SmallDisk, small_disk
 from trainer_parts import make_group
 from waiting import WAIT_S, wait_until
@@ -31,7 +32,7 @@ from forage_trainer.reporting.trajectories import StepFiles, StepRecord
 from forage_trainer.validation.answers import StoredAnswers
 
 __all__ = ["small_disk"]
-GROUPS = [make_group(f"q/{n}", [0.0, 1.0] * 8, position=n) for n in range(16)]
+GROUPS = [arrive(make_group(f"q/{n}", [0.0, 1.0] * 8, position=n)) for n in range(16)]
 BATCH = Batch(3, tuple(Entry(b"1-0", group) for group in GROUPS), 0)
 LONG = "x" * 50_000
 MODEL = Path(__file__).parents[3] / "models/tiny-policy"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from arrived_groups import arrive
 from trainer_parts import build_trajectory, write_model
 
 from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
@@ -29,7 +30,7 @@ def batch() -> StepTensors:
         TrajectoryGroup(group_uid=uid, trajectories=[build_trajectory(uid, i, float(i % 2)) for i in range(3)])
         for uid in "ab"
     ]
-    result = build_step_tensors(select_trajectories(groups, ALGORITHM), 0, 1, 0, ALGORITHM)
+    result = build_step_tensors(select_trajectories(list(map(arrive, groups)), ALGORITHM), 0, 1, 0, ALGORITHM)
     assert result is not None
     return result
 

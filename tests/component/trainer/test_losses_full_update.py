@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from arrived_groups import arrive
 from engine_updates import assert_same_gradients, record_updates, take_weights
 from trainer_parts import PROMPT_TOKENS, build_trajectory, write_model
 
@@ -93,7 +94,7 @@ def test_every_gradient_of_a_step_equals_plain_pytorch(
         )
         for position, uid in enumerate("ab")
     ]
-    batch = build_step_tensors(select_trajectories(groups, algorithm), 0, 1, 0, algorithm)
+    batch = build_step_tensors(select_trajectories(list(map(arrive, groups)), algorithm), 0, 1, 0, algorithm)
     assert batch is not None
     worker = PolicyWorker(settings)
     engine: Any = worker._actor.engine

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from arrived_groups import arrive
 from overlong_parts import build
 from spmd_process import OPTIONS
 from trainer_parts import write_model
@@ -35,7 +36,7 @@ def test_a_cut_trajectory_is_in_the_baseline_and_in_no_loss(tmp_path: Path) -> N
         assert torch.equal(masked.state, tensors.state)
         kept = [0, 2, 3, 5]
         others = TrajectoryGroup(group_uid="a", trajectories=[group.trajectories[row] for row in kept])
-        alone = build_step_tensors(select_trajectories([others], algorithm), 0, 1, 0, algorithm)
+        alone = build_step_tensors(select_trajectories([arrive(others)], algorithm), 0, 1, 0, algorithm)
         assert alone is not None
         worker, reference = PolicyWorker(settings), PolicyWorker(settings)
         width = alone.mask.shape[1]

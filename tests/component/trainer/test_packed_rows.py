@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import spmd_process
 import torch
+from arrived_groups import arrive
 from random_model import build_random_model, write_random_model, write_value_model
 from trainer_parts import VOCABULARY, build_trajectory
 
@@ -64,7 +65,7 @@ def build_rows(settings: Settings) -> StepTensors:
         TrajectoryGroup(group_uid=uid, position=i, trajectories=rows[3 * i : 3 * i + 3]) for i, uid in enumerate("ab")
     ]
     algorithm = settings.trainer.algorithm
-    batch = build_step_tensors(select_trajectories(groups, algorithm), 0, 1, 0, algorithm)
+    batch = build_step_tensors(select_trajectories(list(map(arrive, groups)), algorithm), 0, 1, 0, algorithm)
     assert batch is not None
     return batch
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from arrived_groups import arrive
 from engine_updates import assert_same_gradients, assert_same_step, read_parameters, record_updates, take_weights
 from trainer_parts import PROMPT_TOKENS, build_trajectory, write_model
 
@@ -62,7 +63,7 @@ def flatten(groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:
 
 
 def build_tensors(groups: Sequence[TrajectoryGroup]) -> StepTensors:
-    batch = build_step_tensors(select_trajectories(groups, ALGORITHM), 0, 1, 0, ALGORITHM)
+    batch = build_step_tensors(select_trajectories(list(map(arrive, groups)), ALGORITHM), 0, 1, 0, ALGORITHM)
     assert batch is not None
     return batch
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from arrived_groups import arrive, arrive_alone
 from trainer_parts import build_trajectory, make_group
 
 from forage_proto.v1.trajectory_pb2 import Policy
@@ -19,9 +20,9 @@ def test_only_the_first_of_a_group_are_probed_and_failures_are_counted(tmp_path:
     )
     penalty = ProbePenalty(settings)
     rows = [
-        *make_group("a", [0.0, 1.0]).trajectories,
-        *make_group("b", [1.0, 0.0]).trajectories,
-        build_trajectory("a", 2, 1.0),
+        *arrive(make_group("a", [0.0, 1.0])).trajectories,
+        *arrive(make_group("b", [1.0, 0.0])).trajectories,
+        arrive_alone(build_trajectory("a", 2, 1.0)),
     ]
     sure = penalty.measure_overconfidence(rows, Policy(version=1, epoch=1), lambda: None)
     assert sure == [None] * 5

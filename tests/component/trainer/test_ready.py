@@ -19,7 +19,7 @@ from forage_runtime.errors import SettingsError
 from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import load_settings
 from forage_trainer.data.selection import select_trajectories
-from forage_trajectory.arrived import encode_group
+from forage_trajectory.codec import pack_group
 
 
 class Rollout:
@@ -39,9 +39,8 @@ class Rollout:
         for place in places:
             entry = self.asked.pop(place)
             asked = entry.message
-            assert self._streams.finish(
-                entry, make_group(asked.group_uid, list(rewards), *place, asked.attempt, version)
-            )
+            group = make_group(asked.group_uid, list(rewards), *place, asked.attempt, version)
+            assert self._streams.finish(entry, pack_group(group))
 
 
 def take(bench: Bench, number: int, timeout_s: float = WAIT_S) -> Batch:
@@ -194,7 +193,7 @@ def test_a_restart_goes_on_with_what_no_durable_step_has_taken(
     again = bench("trainer.batching=ready", "trainer.max_staleness=1")
     again.feeder.settled.load_state_dict(state)
     assert again.batcher.start(1) == SIZE, "the groups of step 2 are still there"
-    assert list(map(encode_group, take(again, 2).groups)) == list(map(encode_group, second.groups))
+    assert [g.read_packed() for g in take(again, 2).groups] == [g.read_packed() for g in second.groups]
     rollout.claim()
     assert sorted(rollout.asked) == list_positions(3), "nothing else was issued again"
 

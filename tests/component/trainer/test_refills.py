@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from arrived_groups import arrive
 from feeding_bench import PATIENCE_S, SIZE, Bench
 from trainer_parts import make_group
 from waiting import WAIT_S, wait_until
@@ -78,10 +79,10 @@ def test_a_repeatable_run_samples_a_group_with_failures_again(
     b.reply(last, [0.0, 1.0], Status.STATUS_INTERNAL)
     assert [group.attempt for group in b.batcher.next_batch(1, WAIT_S).groups] == [1, most, 0]
     incomplete = make_group("q/train/0/0", [0.0, 1.0], batch=1)
-    assert not b.feeder.repeat(incomplete)
+    assert not b.feeder.repeat(arrive(incomplete))
     incomplete.trajectories[1].turns.add(partial_retrieval=True)
-    assert b.feeder.repeat(incomplete)
-    assert not other.feeder.repeat(incomplete), "other runs train on what there is"
+    assert b.feeder.repeat(arrive(incomplete))
+    assert not other.feeder.repeat(arrive(incomplete)), "other runs train on what there is"
 
 
 def test_a_restarted_trainer_issues_the_same_refills(bench: Callable[..., Bench]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import spmd_process
 import torch
+from arrived_groups import arrive
 from trainer_parts import write_model
 from transformers import AutoModelForCausalLM
 
@@ -17,6 +18,7 @@ from forage_proto.v1.trajectory_pb2 import Canary, Policy, Trajectory, Trajector
 from forage_runtime.settings import Settings, load_settings
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.weights.snapshots import Snapshots
+from forage_trajectory.trajectory import Group
 from forage_weights.announcement import CANARY_ROWS, CANARY_TOKENS, check_canary
 
 OPENINGS = [[5, 6, 7, 8], [9] * 100, [11, 12]]
@@ -49,7 +51,7 @@ def take_canary(snapshots: Snapshots) -> Canary:
     return canary
 
 
-def make_group(tokens: list[int], mask: list[int]) -> TrajectoryGroup:
+def make_group(tokens: list[int], mask: list[int]) -> Group:
     turns = [1 if one else -1 for one in mask]
     one = Trajectory(
         token_ids=[1, 2, *tokens],
@@ -58,7 +60,7 @@ def make_group(tokens: list[int], mask: list[int]) -> TrajectoryGroup:
         turn_ids=turns,
         logprobs=[-1.0 if one else 0.0 for one in mask],
     )
-    return TrajectoryGroup(trajectories=[one])
+    return arrive(TrajectoryGroup(trajectories=[one]))
 
 
 def test_they_are_a_plain_forward_pass_over_the_ends_of_prompts(

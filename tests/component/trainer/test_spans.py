@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from arrived_groups import arrive
 from otlp_receiver import Receiver, trace_process
 
 from forage_proto.v1.trajectory_pb2 import Prompt, Purpose, TrajectoryGroup
@@ -13,6 +14,7 @@ from forage_queue.trainer import spans
 from forage_runtime.stop import Stop, Stopped
 from forage_runtime.telemetry import tracing
 from forage_trainer.step import Stopwatch
+from forage_trajectory.trajectory import Group
 
 
 @pytest.fixture
@@ -21,18 +23,18 @@ def receiver() -> Iterator[Receiver]:
         yield otlp
 
 
-def issue_group(position: int) -> TrajectoryGroup:
+def issue_group(position: int) -> Group:
     """A group that answers a prompt, as the trainer receives it."""
     prompt = Prompt(group_uid=f"g/{position}", batch=3, position=position, purpose=Purpose.PURPOSE_TRAIN)
     with spans.trace_issue(prompt):
         pass
-    return build_group(prompt, [])
+    return arrive(build_group(prompt, []))
 
 
 def test_a_step_is_a_trace_and_a_span_in_the_trace_of_each_of_its_groups(receiver: Receiver) -> None:
     groups = [issue_group(0), issue_group(1)]
     clock = Stopwatch()
-    with spans.trace_step(3, [*groups, TrajectoryGroup(batch=3, position=2)], began_ns=0), clock("update"):
+    with spans.trace_step(3, [*groups, arrive(TrajectoryGroup(batch=3, position=2))], began_ns=0), clock("update"):
         pass
     tracing.stop()
     (step,) = receiver.named("trainer.step")
@@ -77,7 +79,7 @@ def test_a_claim_and_a_drop_of_a_group_are_recorded(receiver: Receiver) -> None:
     group = issue_group(0)
     spans.record_claim(group)
     spans.record_drop(group, "stale")
-    spans.record_claim(TrajectoryGroup())
+    spans.record_claim(arrive(TrajectoryGroup()))
     tracing.stop()
     result = {span.name: span for span in receiver.spans}
     assert set(result) == {"trainer.issue", "trainer.claim", "trainer.drop"}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from arrived_groups import arrive
 from full_disk import limit_file_size
 from prometheus_client import REGISTRY
 from trainer_parts import build_trajectory, read_lines
@@ -28,6 +29,7 @@ from forage_trainer.reporting.progress import StateFile
 from forage_trainer.validation.answers import StoredAnswers
 from forage_trainer.validation.evaluation import RETRIES, Validation
 from forage_trainer.validation.schedule import choose_watched
+from forage_trajectory.codec import pack_group
 
 COUNT = 4
 POLICY = Policy(version=6, epoch=2, uri="u", digest="d")
@@ -44,7 +46,7 @@ class Answering:
     def __call__(self) -> None:
         for entry in self._streams.claim_prompts("script", 1000, 0.01):
             self.prompts.append(entry.message)
-            self._streams.finish(entry, self._script(entry.message))
+            self._streams.finish(entry, pack_group(self._script(entry.message)))
 
 
 class AskedAgain(StateFile):
@@ -328,7 +330,7 @@ def test_failed_trajectories_are_in_no_mean() -> None:
     valid = [build_trajectory("a", i, float(i == 0), version=5) for i in range(2)]
     failed = build_trajectory("a", 2, 7.0, version=3, status=Status.STATUS_INTERNAL)
     unjudged = build_trajectory("a", 3, 7.0, version=4, score_status=Status.STATUS_TIMEOUT)
-    metrics = compute_trajectory_metrics([TrajectoryGroup(trajectories=[*valid, failed, unjudged])], version=5)
+    metrics = compute_trajectory_metrics([arrive(TrajectoryGroup(trajectories=[*valid, failed, unjudged]))], version=5)
     assert metrics["reward_mean"] == 0.5
     assert metrics["em_mean"] == 0.5
     assert metrics["failed"] == 2
@@ -337,7 +339,7 @@ def test_failed_trajectories_are_in_no_mean() -> None:
 
 def test_a_batch_without_a_valid_trajectory_has_no_means() -> None:
     failed = build_trajectory("a", 2, 7.0, status=Status.STATUS_INTERNAL, turns=())
-    metrics = compute_trajectory_metrics([TrajectoryGroup(trajectories=[failed])], version=5)
+    metrics = compute_trajectory_metrics([arrive(TrajectoryGroup(trajectories=[failed]))], version=5)
     assert (metrics["reward_mean"], metrics["em_mean"], metrics["staleness_max"]) == (None, None, None)
 
 

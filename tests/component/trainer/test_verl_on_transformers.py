@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from arrived_groups import arrive
 from trainer_parts import build_trajectory, write_model
 
 from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
@@ -95,7 +96,7 @@ def missed(tmp_path_factory: pytest.TempPathFactory) -> set[tuple[str, str]]:
     ppo = ["trainer.algorithm.adv_estimator=gae", "trainer.critic.ppo_max_token_len_per_gpu=120"]
     settings = load_settings(None, [f"model.path={model}", *short, *ppo], {})
     rows = [build_trajectory("a", i, float(i % 2), turns=(3, 4), observation=2) for i in range(4)]
-    groups = [TrajectoryGroup(group_uid="a", trajectories=rows)]
+    groups = [arrive(TrajectoryGroup(group_uid="a", trajectories=rows))]
     batch = build_step_tensors(
         select_trajectories(groups, settings.trainer.algorithm), 0, 1, 0, settings.trainer.algorithm
     )

@@ -16,6 +16,7 @@ from forage_cli.local.stack import Stack
 from forage_proto.v1.trajectory_pb2 import Prompt, TrajectoryGroup
 from forage_queue.streams.users import Role
 from forage_runtime.settings import Settings
+from forage_trajectory.codec import pack_group
 
 __all__ = ["settings", "stack"]
 FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()"]
@@ -41,7 +42,7 @@ def test_passwords_are_replaced_under_a_run_that_loses_nothing(stack: Stack, set
         while not over.is_set() or rollout.count_backlog(rollout.prompts):
             # What was claimed under this name is there still where the reply of a claim was lost.
             for entry in rollout.claim_prompts("worker", 8, 0.05) or rollout.take_over_prompts("worker", 8):
-                rollout.finish(entry, TrajectoryGroup(group_uid=entry.message.group_uid))
+                rollout.finish(entry, pack_group(TrajectoryGroup(group_uid=entry.message.group_uid)))
 
     def rotate(option: str) -> int:
         # In a process of its own: the threads above write to this one's log, in the middle of the list.

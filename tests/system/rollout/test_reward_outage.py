@@ -34,7 +34,7 @@ from forage_rollout.metrics import RolloutCollector, Snapshot, read_call_counts
 from forage_runtime.settings import (
     RedisSettings,
 )
-from forage_trajectory.packing import pack_group
+from forage_trajectory.codec import pack_group
 
 
 class Front:

@@ -29,7 +29,7 @@ from forage_runtime.clients.reward import RewardClient
 from forage_runtime.settings import RedisSettings, Settings, load_settings
 from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.otlp import Tracer
-from forage_trajectory.packing import pack_group
+from forage_trajectory.codec import pack_group
 
 LINES = ["<think>t</think> <search> Norland </search>", "<think>t</think> <answer> Norcity </answer>"]
 LISTENING = ("retriever.http_address", "retriever.grpc_address", "reward.grpc_address", "reward.health_address")

@@ -70,7 +70,7 @@ def test_a_file_that_is_no_mapping_is_an_error_that_names_it(tmp_path: Path, tex
     [
         (b"\xfe\xff\x00", "unacceptable character"),
         (b"[" * 1000, "nested too deeply"),
-        (b"run: 2024-13-45\n", "month must be in 1..12"),
+        (b"run: !!timestamp 2024-13-45\n", "month must be in 1..12"),
         (b"run: {seed: " + b"9" * 5000 + b"}", "Exceeds the limit"),
         (b"run: !!timestamp x\n", "a date, number or tag that there is not"),
         (b"run: !!bool x\n", "a date, number or tag that there is not"),

@@ -1,4 +1,4 @@
-"""Groups that arrive have arrays for their tokens, in memory or in files, and train as whole messages do."""
+"""Groups that arrive have arrays for their tokens, in memory or in files, and both train alike."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from arrived_groups import arrive
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 from trainer_parts import build_trajectory, make_group
 
-from forage_proto.v1.packed_pb2 import PackedGroup
 from forage_proto.v1.trajectory_pb2 import Status, TrajectoryGroup
 from forage_queue.streams.client import Entry
 from forage_queue.trainer.batcher import Batch
@@ -27,20 +27,12 @@ from forage_runtime.settings import AlgorithmSettings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
 from forage_trainer.data.digests import digest_tokens
-from forage_trainer.data.selection import find_equal_groups, is_valid, leave_out_unusable, select_trajectories
+from forage_trainer.data.selection import leave_out_unusable, select_trajectories
 from forage_trainer.data.tensors import StepTensors, build_step_tensors
 from forage_trainer.reporting.metrics import compute_trajectory_metrics
-from forage_trajectory.arrays import ColumnFolder, Columns, StoredColumns, find_runs
-from forage_trajectory.arrived import (
-    TOKEN_FIELDS,
-    count_tokens,
-    decode_group,
-    encode_group,
-    read_columns,
-    restore_trajectories,
-    restore_trajectory,
-)
-from forage_trajectory.packing import pack_group
+from forage_trajectory.codec import decode_group, pack_group, restore_group, restore_trajectory
+from forage_trajectory.columns import ColumnFolder, Columns, StoredColumns, find_runs
+from forage_trajectory.trajectory import Group
 
 TRAINER = load_settings(None, ["trainer.actor.ppo_max_token_len_per_gpu=60"], {}).trainer
 
@@ -58,11 +50,11 @@ def build_groups() -> list[TrajectoryGroup]:
     return [first, second]
 
 
-def arrive(groups: list[TrajectoryGroup], folder: ColumnFolder | None = None) -> list[TrajectoryGroup]:
-    return [decode_group(PackedGroup.FromString(pack_group(g).SerializeToString()), folder) for g in groups]
+def arrive_all(groups: list[TrajectoryGroup], folder: ColumnFolder | None = None) -> list[Group]:
+    return [arrive(group, folder) for group in groups]
 
 
-def build_tensors(groups: list[TrajectoryGroup], algorithm: AlgorithmSettings) -> StepTensors:
+def build_tensors(groups: list[Group], algorithm: AlgorithmSettings) -> StepTensors:
     result = build_step_tensors(select_trajectories(groups, algorithm), 0, 1, 0, algorithm)
     assert result is not None
     return result
@@ -79,22 +71,18 @@ def assert_same(one: Any, other: Any) -> None:
         assert one == other
 
 
-@pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("algorithm", [{}, {"state_masking": False}, {"adv_estimator": "grpo_multiturn"}])
-def test_what_has_arrived_trains_as_whole_messages_do(stored: bool, algorithm: dict[str, Any], tmp_path: Path) -> None:
+def test_columns_in_files_train_as_those_in_memory_do(algorithm: dict[str, Any], tmp_path: Path) -> None:
     chosen = AlgorithmSettings(**algorithm)
-    messages, arrived = build_groups(), arrive(build_groups(), ColumnFolder(tmp_path) if stored else None)
-    assert compute_trajectory_metrics(arrived, 3) == compute_trajectory_metrics(messages, 3)
-    assert leave_out_unusable(arrived, TRAINER) == leave_out_unusable(messages, TRAINER)
-    assert leave_out_unusable(messages, TRAINER)["too_long_trajectories"] == 0, "counted once"
-    for one, other in zip(arrived, messages, strict=True):
-        assert [is_valid(t) for t in one.trajectories] == [is_valid(t) for t in other.trajectories]
-        assert [count_tokens(t) for t in one.trajectories] == [count_tokens(t) for t in other.trajectories]
-    assert find_equal_groups(arrived, chosen.adv_estimator) == find_equal_groups(messages, chosen.adv_estimator)
-    assert digest_tokens(arrived) == digest_tokens(messages)
-    result, expected = build_tensors(arrived, chosen), build_tensors(messages, chosen)
+    stored, held = arrive_all(build_groups(), ColumnFolder(tmp_path)), arrive_all(build_groups())
+    assert compute_trajectory_metrics(stored, 3) == compute_trajectory_metrics(held, 3)
+    (stored, counts), (held, expected_counts) = (leave_out_unusable(groups, TRAINER) for groups in (stored, held))
+    assert counts == expected_counts == {"too_long_trajectories": 1, "cut_trajectories": 0}
+    assert digest_tokens(stored) == digest_tokens(held)
+    result, expected = build_tensors(stored, chosen), build_tensors(held, chosen)
     assert len(result) == 5
-    assert all(isinstance(one, StoredColumns if stored else Columns) for one in result.columns)
+    assert all(isinstance(one, StoredColumns) for one in result.columns)
+    assert all(isinstance(one, Columns) for one in expected.columns)
     names = ("mask", "state", "token_rewards", "engine_log_probs", "turn_ids", "turn_rewards", "whole_rewards")
     for name in (*names, "current", "uids", "responses", "prompts", "positions"):
         assert_same(getattr(result, name), getattr(expected, name))
@@ -102,24 +90,40 @@ def test_what_has_arrived_trains_as_whole_messages_do(stored: bool, algorithm: d
         assert_same(result.data[name], expected.data[name])
 
 
-def test_tokens_of_an_arrived_trajectory_are_never_silently_absent() -> None:
-    (group,) = arrive([make_group("a", [1.0])])
-    for name in TOKEN_FIELDS:
-        with pytest.raises(AttributeError, match="ask for its columns"):
-            getattr(group.trajectories[0], name)
-    (odd,) = arrive([build_groups()[1]])
-    with pytest.raises(ValueError, match="lacks values of some tokens"):
-        read_columns(odd.trajectories[2])
+def test_what_arrives_is_what_the_message_says() -> None:
+    for message, group in zip(build_groups(), arrive_all(build_groups()), strict=True):
+        for facts, one in zip(message.trajectories, group.trajectories, strict=True):
+            response, sampled = len(facts.loss_mask), sum(facts.loss_mask)
+            whole = len(facts.token_ids) - facts.prompt_length == response == len(facts.logprobs)
+            assert one.counts == (len(facts.token_ids), response, sampled, whole)
+            assert (one.id, one.status, one.score, [*one.segments]) == (
+                facts.id,
+                facts.status,
+                facts.score,
+                [*facts.segments],
+            )
+            if not whole:
+                with pytest.raises(ValueError, match="lacks values of some tokens"):
+                    _ = one.columns
+                continue
+            columns = one.columns.load()
+            assert columns.token_ids.tolist() == [*facts.token_ids]
+            assert columns.spread_log_probs().tolist() == [*facts.logprobs]
+            assert [values.tolist() for values in one.read_mask()] == [[*facts.loss_mask], [*facts.turn_ids]]
+            own = [turn for turn, is_own in zip(facts.turn_ids, facts.loss_mask, strict=True) if is_own]
+            assert one.list_turns() == list(dict.fromkeys(own))
 
 
-def test_an_arrived_group_is_whole_again_with_the_status_it_has_now() -> None:
-    messages, arrived = build_groups(), arrive(build_groups())
-    leave_out_unusable(messages, TRAINER)
-    leave_out_unusable(arrived, TRAINER)
-    for one, other in zip(arrived, messages, strict=True):
-        assert restore_trajectories(one) == list(other.trajectories) == restore_trajectories(other)
-    assert restore_trajectory(arrived[1].trajectories[1]) == build_groups()[1].trajectories[1]
-    assert encode_group(arrived[0]) == pack_group(build_groups()[0]), "as it was on the stream"
+def test_what_is_left_out_of_a_step_changes_neither_the_group_nor_what_is_restored_but_for_its_status() -> None:
+    messages, arrived = build_groups(), arrive_all(build_groups())
+    left, _ = leave_out_unusable(arrived, TRAINER)
+    assert [restore_group(group) for group in arrived] == [[*group.trajectories] for group in messages]
+    long = messages[0].trajectories[5]
+    long.status, long.status_detail = Status.STATUS_INVALID_INPUT, left[0].trajectories[5].status_detail
+    assert "too long" in long.status_detail
+    assert [restore_group(group) for group in left] == [[*group.trajectories] for group in messages]
+    assert restore_trajectory(left[1].trajectories[1]) == messages[1].trajectories[1]
+    assert left[0].read_packed() == pack_group(build_groups()[0]), "as it was on the stream"
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from([-1, 1, 2])), max_size=30))
@@ -148,14 +152,14 @@ def test_a_file_lasts_as_long_as_a_group_of_it_and_no_longer(tmp_path: Path, col
     (left / "0").write_bytes(b"of a process that died")
     folder = ColumnFolder(tmp_path)
     assert left.exists(), "until this process may claim groups, another one may work"
-    groups = arrive([make_group("a", [0.0, 1.0]), make_group("b", [1.0])], folder)
+    groups = arrive_all([make_group("a", [0.0, 1.0]), make_group("b", [1.0])], folder)
     assert not left.exists()
     assert len(list(tmp_path.glob("*/*"))) == 2
     kept = groups.pop().trajectories[0]
     groups.clear()
     collect()
     (file,) = tmp_path.glob("*/*")
-    columns = read_columns(kept)
+    columns = kept.columns
     del kept
     assert columns.load().token_ids.tolist() == list(make_group("b", [1.0]).trajectories[0].token_ids)
     file.write_bytes(file.read_bytes()[:9])
@@ -172,12 +176,12 @@ def test_a_file_lasts_as_long_as_a_group_of_it_and_no_longer(tmp_path: Path, col
 def test_a_trainer_that_was_replaced_deletes_no_columns_of_its_successor(tmp_path: Path) -> None:
     older, newer, newest = ColumnFolder(tmp_path), ColumnFolder(tmp_path), ColumnFolder(tmp_path)
     older.read_epoch, newer.read_epoch, newest.read_epoch = lambda: 9, lambda: 10, lambda: 11
-    (good,) = arrive([make_group("a", [1.0])], newer)
-    arrive([make_group("a", [1.0])], older)  # it does not know yet that a later one has taken over
-    assert read_columns(good.trajectories[0]).load().token_ids.size > 0
-    (last,) = arrive([make_group("a", [1.0])], newest)
+    (good,) = arrive_all([make_group("a", [1.0])], newer)
+    arrive_all([make_group("a", [1.0])], older)  # it does not know yet that a later one has taken over
+    assert good.trajectories[0].columns.load().token_ids.size > 0
+    (last,) = arrive_all([make_group("a", [1.0])], newest)
     assert [folder.name.partition("-")[0] for folder in tmp_path.iterdir()] == ["e11"]
-    assert read_columns(last.trajectories[0]).load().token_ids.size > 0
+    assert last.trajectories[0].columns.load().token_ids.size > 0
 
 
 def test_columns_wait_for_room_on_the_disk(
@@ -204,7 +208,7 @@ def test_columns_wait_for_room_on_the_disk(
     (group,) = decoder([pack_group(make_group("a", [1.0]))])
     assert len(calls) == 3
     assert not isinstance(group, DecodeError)
-    assert isinstance(read_columns(group.trajectories[0]), StoredColumns)
+    assert isinstance(group.trajectories[0].columns, StoredColumns)
 
 
 # Many at a time.
@@ -227,13 +231,13 @@ def test_groups_are_decoded_in_order_and_a_damaged_one_is_an_error_of_its_own() 
 
 
 def test_kept_groups_are_as_they_were_on_the_stream(tmp_path: Path) -> None:
-    kept, arrived = ReplayGroups(tmp_path), arrive(build_groups())
-    leave_out_unusable(arrived, TRAINER)
+    kept = ReplayGroups(tmp_path)
+    arrived, _ = leave_out_unusable(arrive_all(build_groups()), TRAINER)
     kept.write(Batch(3, tuple(Entry(b"1-0", group) for group in arrived), 0))
     again = kept.read(3)
-    assert [encode_group(group) for group in again.groups] == [pack_group(group) for group in build_groups()]
-    assert digest_tokens(again.groups) == digest_tokens(arrive(build_groups()))
-    assert leave_out_unusable(again.groups, TRAINER)["too_long_trajectories"] == 1, "as in the first take"
+    assert [group.read_packed() for group in again.groups] == [pack_group(group) for group in build_groups()]
+    assert digest_tokens(again.groups) == digest_tokens(arrive_all(build_groups()))
+    assert leave_out_unusable(again.groups, TRAINER)[1]["too_long_trajectories"] == 1, "as in the first take"
     assert kept.has(range(3, 4))
     kept.prune(3)
     assert not kept.has(range(3, 4))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from arrived_groups import arrive
 from trainer_parts import build_trajectory, make_group
 
 from forage_proto.v1.trajectory_pb2 import Policy, PolicyFile, Status, TrajectoryGroup
@@ -32,7 +33,7 @@ def repeat_under_another_epoch(groups: list[TrajectoryGroup]) -> None:
 def test_what_is_not_trained_on_changes_nothing(change: Callable[[list[TrajectoryGroup]], None]) -> None:
     groups = build_groups()
     change(groups)
-    assert digest_tokens(groups) == digest_tokens(build_groups())
+    assert digest_tokens(map(arrive, groups)) == digest_tokens(map(arrive, build_groups()))
 
 
 def change_token(groups: list[TrajectoryGroup]) -> None:
@@ -67,7 +68,7 @@ def move(groups: list[TrajectoryGroup]) -> None:
 def test_every_bit_that_is_trained_on_counts(change: Callable[[list[TrajectoryGroup]], None]) -> None:
     groups = build_groups()
     change(groups)
-    assert digest_tokens(groups) != digest_tokens(build_groups())
+    assert digest_tokens(map(arrive, groups)) != digest_tokens(map(arrive, build_groups()))
 
 
 def test_the_digest_of_weights_is_that_of_all_files() -> None:

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from arrived_groups import arrive_scored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-from forage_proto.v1.trajectory_pb2 import Component, Score, Trajectory
+from forage_proto.v1.trajectory_pb2 import Component, Score
 from forage_runtime.settings import AdvantageEstimator, AlgorithmSettings, RewardPlacement
 from forage_trainer.algorithms.estimators.gae import gae
 from forage_trainer.algorithms.estimators.groups import find_participants
@@ -98,7 +99,7 @@ def test_grpo_over_a_score_with_turns_follows_the_specification(example: dict[st
     ):
         turns = [Component(name=f"turn_{turn}", weighted=value / len(pairs)) for turn, value in pairs]
         score = Score(components=[*turns, *(Component(name=name, weighted=value) for name, value in parts.items())])
-        trajectory = Trajectory(loss_mask=mask, turn_ids=turn_ids, score=score)
+        trajectory = arrive_scored(mask, turn_ids, score)
         rows.append(compute_token_rewards(trajectory, RewardPlacement.TURN_PROPORTIONAL).rewards)
     result = grpo_outcome(torch.tensor(rows), build_matrix(example["mask"]), example["uids"])
     torch.testing.assert_close(result, build_matrix(example["advantages"]), atol=1e-5, rtol=0)
@@ -356,9 +357,7 @@ def test_equal_scores_spread_over_different_lengths_have_advantage_zero(dtype: t
     mask, tokens = torch.zeros(len(lengths), max(lengths)), torch.zeros(len(lengths), max(lengths), dtype=dtype)
     for row, length in enumerate(lengths):
         ids = [1 + 3 * place // length for place in range(length)]
-        placed = compute_token_rewards(
-            Trajectory(loss_mask=[1] * length, turn_ids=ids, score=score), RewardPlacement.TURN_PROPORTIONAL
-        )
+        placed = compute_token_rewards(arrive_scored([1] * length, ids, score), RewardPlacement.TURN_PROPORTIONAL)
         mask[row, :length], tokens[row, :length] = 1, torch.tensor(placed.rewards, dtype=dtype)
     assert torch.equal(grpo_outcome(tokens, mask, ["a"] * len(lengths)), torch.zeros_like(mask))
     tokens[0, 0] += 0.01

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, cast
 
 import pytest
+from arrived_groups import arrive
 
 from forage_proto.v1.trajectory_pb2 import GroundTruth, Prompt, TrajectoryGroup
 from forage_queue.streams.client import Entry, StreamClient
@@ -56,7 +57,7 @@ def take(feeder: Feeder, size: int, steps: range, order: Callable[[list[Place]],
     for step in steps:
         feeder.issue_up_to_bound(step - 1)
         held = {
-            place: Held(Entry(b"%d-0" % number, TrajectoryGroup()), step - 1)
+            place: Held(Entry(b"%d-0" % number, arrive(TrajectoryGroup())), step - 1)
             for number, place in enumerate(order(feeder.list_open()))
         }
         taken, missing = ready.choose(step, held)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from arrived_groups import arrive
+
 from forage_proto.v1.trajectory_pb2 import Timings, Trajectory, TrajectoryGroup
 from forage_queue.streams.client import Entry
 from forage_queue.trainer.idle import IdleTime
+from forage_trajectory.trajectory import Group
 
 
-def make_entry(arrived_ms: int, *durations_s: float) -> Entry[TrajectoryGroup]:
+def make_entry(arrived_ms: int, *durations_s: float) -> Entry[Group]:
     trajectories = [Trajectory(timings=Timings(total_s=s - 0.25, score_s=0.25)) for s in durations_s]
-    return Entry(f"{arrived_ms}-3".encode(), TrajectoryGroup(trajectories=trajectories))
+    return Entry(f"{arrived_ms}-3".encode(), arrive(TrajectoryGroup(trajectories=trajectories)))
 
 
 def test_the_first_batch_has_no_pause_before_it() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from arrived_groups import arrive
 from trainer_parts import build_trajectory, make_group
 
 from forage_proto.v1.trajectory_pb2 import Score, Status, Trajectory, TrajectoryGroup
@@ -30,7 +31,7 @@ def test_state_tokens_follow_the_specification(example: dict[str, Any]) -> None:
         )
         for own, within in zip(example["state"], example["response"], strict=True)
     ]
-    metrics = to_verl_names(compute_trajectory_metrics([TrajectoryGroup(trajectories=rows)], 0))
+    metrics = to_verl_names(compute_trajectory_metrics([arrive(TrajectoryGroup(trajectories=rows))], 0))
     assert metrics["state_tokens/total"] == example["total"]
     assert metrics["state_tokens/coverage"] == example["coverage"]
 
@@ -41,7 +42,7 @@ def test_both_sums_of_a_score_with_turns_are_reported() -> None:
     for turn, earned in ((1, 0.2), (2, 0.1)):
         row.score.components.add(name=f"turn_{turn}", raw=earned, weighted=earned / 2)
     row.score.components.add(name="exact_match", raw=1.0, weighted=0.3)
-    metrics = compute_trajectory_metrics([TrajectoryGroup(trajectories=[row])], 0)
+    metrics = compute_trajectory_metrics([arrive(TrajectoryGroup(trajectories=[row]))], 0)
     assert metrics["reward_mean"] == pytest.approx(0.45)
     assert metrics["reward_turn_sum_mean"] == pytest.approx(0.6)
 
@@ -58,19 +59,19 @@ def test_components_add_up_to_the_mean_reward_and_sources_have_an_exact_match_of
         row.score.total, row.data_source = sum(parts.values()), source
         row.validation_score.CopyFrom(Score(status=Status.STATUS_OK, total=em))
     failed.status = Status.STATUS_TIMEOUT
-    metrics = compute_trajectory_metrics([TrajectoryGroup(trajectories=[one, other, failed])], 0)
+    metrics = compute_trajectory_metrics([arrive(TrajectoryGroup(trajectories=[one, other, failed]))], 0)
     assert metrics["reward/format"] == pytest.approx(0.15)
     assert metrics["reward/answer"] == pytest.approx(0.4)
     assert metrics["reward_mean"] == pytest.approx(0.55)
     assert (metrics["em/nq"], metrics["em/hotpot"], metrics["em_mean"]) == (1.0, 0.0, 0.5)
-    nothing = compute_trajectory_metrics([TrajectoryGroup(trajectories=[failed])], 0)
+    nothing = compute_trajectory_metrics([arrive(TrajectoryGroup(trajectories=[failed]))], 0)
     assert not [name for name in nothing if name.startswith(("reward/", "em/"))]
 
 
 def test_rows_without_state_tokens_are_counted() -> None:
     rows = make_group("a", [0.0, 1.0])
     rows.trajectories.append(build_trajectory("a", 2, 1.0, turns=()))
-    assert compute_trajectory_metrics([rows], 0)["without_state_tokens"] == 1
+    assert compute_trajectory_metrics([arrive(rows)], 0)["without_state_tokens"] == 1
 
 
 def test_metrics_of_the_estimate_are_over_tokens_of_the_mask() -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from arrived_groups import arrive, arrive_scored
 from hypothesis import given
 from hypothesis import strategies as st
 from trainer_parts import PROMPT_TOKENS, make_group
 
-from forage_proto.v1.trajectory_pb2 import Component, Score, Status, Trajectory
+from forage_proto.v1.trajectory_pb2 import Component, Score, Status
 from forage_runtime.settings import AlgorithmSettings, RewardPlacement
 from forage_trainer.algorithms.token_rewards import (
     StructuredReward,
@@ -22,6 +23,7 @@ from forage_trainer.algorithms.token_rewards import (
 )
 from forage_trainer.data.selection import select_trajectories
 from forage_trainer.data.tensors import build_step_tensors
+from forage_trajectory.trajectory import Trajectory
 
 DATA = Path(__file__).parents[2] / "data"
 SPREAD, LAST = RewardPlacement.TURN_PROPORTIONAL, RewardPlacement.FINAL_TOKEN_ONLY
@@ -36,7 +38,7 @@ def build_turned(turns: dict[int, float], whole: dict[str, float], mask: list[in
     parts = [Component(name=f"turn_{turn}", raw=one, weighted=one / len(turns)) for turn, one in turns.items()]
     parts += [Component(name=name, raw=one, weighted=0.0 if name[0] == "_" else one) for name, one in whole.items()]
     score = Score(total=sum(p.weighted for p in parts), components=parts, status=Status.STATUS_OK)
-    return Trajectory(loss_mask=mask, turn_ids=turn_ids, score=score)
+    return arrive_scored(mask, turn_ids, score)
 
 
 @pytest.mark.parametrize("example", load_examples("trainer/reward_placement.jsonl"))
@@ -44,7 +46,7 @@ def build_turned(turns: dict[int, float], whole: dict[str, float], mask: list[in
 def test_an_outcome_reward_is_on_the_last_state_token(example: dict[str, Any], placement: RewardPlacement) -> None:
     turn_ids = [1 if own else -1 for own in example["state"]]
     score = Score(total=example["reward"], components=[Component(name="em", weighted=example["reward"])])
-    result = compute_token_rewards(Trajectory(loss_mask=example["state"], turn_ids=turn_ids, score=score), placement)
+    result = compute_token_rewards(arrive_scored(example["state"], turn_ids, score), placement)
     assert [[place, value] for place, value in enumerate(result.rewards) if value] == example["nonzero"]
 
 
@@ -143,7 +145,7 @@ def test_tensors_hold_the_placed_rewards_and_the_parts_of_the_score() -> None:
         row.turn_ids[:] = [1] * 6 + [-1] * 7 + [2] * 5
         row.score.CopyFrom(build_turned({1: gain, 2: 0.1}, {"exact_match": 0.3}, [], []).score)
     settings_ = AlgorithmSettings(reward_placement="turn_proportional")
-    result = build_step_tensors(select_trajectories([both], settings_), 0, 1, 0, settings_)
+    result = build_step_tensors(select_trajectories([arrive(both)], settings_), 0, 1, 0, settings_)
     assert result is not None
     for turns, gain in zip(result.turn_rewards, (0.2, 0.4), strict=True):
         assert turns == pytest.approx({1: gain, 2: 0.1})

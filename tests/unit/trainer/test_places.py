@@ -6,6 +6,7 @@ import random
 from itertools import count
 
 import pytest
+from arrived_groups import arrive
 from trainer_parts import make_group
 
 from forage_queue.streams.client import Entry
@@ -17,7 +18,7 @@ _ids = count(1)
 
 def hold(oldest: int | None = 0) -> Held:
     """A group that arrives now."""
-    return Held(Entry(b"%d-0" % next(_ids), make_group("q", [0.0])), oldest)
+    return Held(Entry(b"%d-0" % next(_ids), arrive(make_group("q", [0.0]))), oldest)
 
 
 class Run:
@@ -185,6 +186,6 @@ def test_smaller_batches_forget_positions_that_are_no_more() -> None:
 
 
 def test_groups_of_several_batches_are_counted_and_those_of_one_keep_their_positions() -> None:
-    one = [make_group("q", [0.0], 4, position) for position in (0, 2)]
+    one = [arrive(make_group("q", [0.0], 4, position)) for position in (0, 2)]
     assert list_slots(one) == [0, 2]
-    assert list_slots([*one, make_group("q", [0.0], 5, 0)]) == [0, 1, 2]
+    assert list_slots([*one, arrive(make_group("q", [0.0], 5, 0))]) == [0, 1, 2]

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from arrived_groups import arrive
 from trainer_parts import build_trajectory, make_group
 
 from forage_proto.v1.trajectory_pb2 import Policy, Status, TrajectoryGroup, Turn
 from forage_queue.streams.client import Entry
 from forage_queue.trainer.batcher import Batch
 from forage_runtime.settings import Settings, load_settings
+from forage_trainer.data.selection import leave_out_unusable
 from forage_trainer.data.tensors import StepTensors
 from forage_trainer.engine.policy_worker import UpdateResult
 from forage_trainer.reporting.guards import Guards
@@ -79,7 +81,7 @@ def take(
     worker: Worker, settings: Settings, *groups: TrajectoryGroup, version: int = 0
 ) -> tuple[dict[str, Any], PolicyStep]:
     step = PolicyStep(settings, worker, 0, worker if settings.trainer.algorithm.adv_estimator == "gae" else None)  # type: ignore[arg-type]
-    batch = Batch(1, tuple(Entry(b"1-0", g) for g in groups), 0)
+    batch = Batch(1, tuple(Entry(b"1-0", arrive(g)) for g in groups), 0)
     return step(batch, Policy(version=version, epoch=1), Stopwatch(), lambda: None), step
 
 
@@ -118,9 +120,9 @@ def test_a_trajectory_whose_context_was_cut_is_left_out_unless_set() -> None:
     assert torch.equal(one.given["advantages"], other.given["advantages"])
     assert (metrics["cut_trajectories"], metrics["too_long_trajectories"]) == (1, 0)
     assert metrics["reward_mean"] == 0.5  # the policy's behaviour is that of all three
-    assert cut.trajectories[2].status == Status.STATUS_INVALID_INPUT
-    assert "turn 2 was sampled without the first 7 tokens" in cut.trajectories[2].status_detail
-    cut.trajectories[2].status = Status.STATUS_OK
+    ((left,), _) = leave_out_unusable([arrive(cut)], build_settings().trainer)
+    assert left.trajectories[2].status == Status.STATUS_INVALID_INPUT
+    assert "turn 2 was sampled without the first 7 tokens" in left.trajectories[2].status_detail
     metrics, _ = take(all_of_them, build_settings("trainer.algorithm.train_cut_contexts=true"), cut)
     assert len(all_of_them.given["advantages"]) == 3
     assert metrics["cut_trajectories"] == 0
@@ -136,9 +138,10 @@ def test_a_trajectory_longer_than_a_micro_batch_is_left_out_with_a_status(model:
     metrics, _ = take(worker, chosen, whole)
     assert len(worker.given["advantages"]) == 2
     assert (metrics["too_long_trajectories"], metrics["cut_trajectories"]) == (1, 0)
-    assert whole.trajectories[2].status == Status.STATUS_INVALID_INPUT
+    ((left,), _) = leave_out_unusable([arrive(whole)], chosen.trainer)
+    assert left.trajectories[2].status == Status.STATUS_INVALID_INPUT
     detail = f"too long: it has {limit + 1} tokens, and trainer.{model}.ppo_max_token_len_per_gpu is {limit}"
-    assert whole.trajectories[2].status_detail == f"left out of the step, {detail}"
+    assert left.trajectories[2].status_detail == f"left out of the step, {detail}"
 
 
 def test_an_overlong_penalty_changes_advantages_and_no_reported_reward() -> None:
@@ -263,7 +266,7 @@ def test_gae_without_a_critic_is_refused() -> None:
 def test_one_sample_per_prompt_is_enough_without_a_group_baseline() -> None:
     worker = Worker()
     configured = build_settings("trainer.algorithm.adv_estimator=gae", "rollout.n=1")
-    batch = Batch(1, tuple(Entry(b"1-0", make_group(uid, [1.0])) for uid in "ab"), 0)
+    batch = Batch(1, tuple(Entry(b"1-0", arrive(make_group(uid, [1.0]))) for uid in "ab"), 0)
     records: list[StepRecord] = []
     PolicyStep(configured, worker, 0, worker)(batch, Policy(epoch=1), Stopwatch(), lambda: None, records.append)  # type: ignore[arg-type]
     assert [t.group_uid for t in records[0].rows] == ["a", "b"]
@@ -277,7 +280,7 @@ def test_an_abandoned_step_changes_no_weights() -> None:
     def stop() -> None:
         raise InterruptedError
 
-    batch = Batch(1, (Entry(b"1-0", make_group("a", [0.0, 1.0])),), 0)
+    batch = Batch(1, (Entry(b"1-0", arrive(make_group("a", [0.0, 1.0]))),), 0)
     with pytest.raises(InterruptedError):
         step(batch, Policy(version=0, epoch=1), Stopwatch(), stop)
     assert worker.asked == ["log_probs"]
@@ -290,7 +293,7 @@ def test_the_record_of_a_step_has_its_rows_and_tensors() -> None:
         step = PolicyStep(configured, worker, 0, worker)  # type: ignore[arg-type]
         groups = [make_group("a", [0.0, 1.0]), make_group("b", [1.0])]
         groups[1].trajectories[0].status = Status.STATUS_TIMEOUT
-        batch = Batch(1, tuple(Entry(b"1-0", g) for g in groups), 0)
+        batch = Batch(1, tuple(Entry(b"1-0", arrive(g)) for g in groups), 0)
         step(batch, Policy(version=version, epoch=1), Stopwatch(), lambda: None, records.append)
         assert [t.id for t in records[0].rows] == [t.id for t in groups[0].trajectories]
         assert records[0].tensors is not None
@@ -312,7 +315,7 @@ def test_the_record_of_a_step_has_its_rows_and_tensors() -> None:
 def test_entropies_come_with_a_pass_that_is_taken_anyway(
     updates: int, overrides: list[str], asked: list[str], entropy: float
 ) -> None:
-    batch = Batch(1, (Entry(b"1-0", make_group("a", [0.0, 1.0])),), 0)
+    batch = Batch(1, (Entry(b"1-0", arrive(make_group("a", [0.0, 1.0]))),), 0)
     for keep, expected in ((True, asked), (False, [name.partition("_and")[0] for name in asked])):
         worker, records = Worker(updates), list[StepRecord]()
         step = PolicyStep(build_settings(*overrides), worker, 0)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
+from arrived_groups import arrive
 from trainer_parts import build_trajectory, make_group
 
 from forage_proto.v1.trajectory_pb2 import Status, TrajectoryGroup
@@ -21,6 +22,7 @@ from forage_trainer.data.overlong import mask_cut
 from forage_trainer.data.selection import leave_out_unusable, select_trajectories
 from forage_trainer.data.tensors import build_step_tensors
 from forage_trainer.reporting.trajectories import StepFiles, StepRecord
+from forage_trajectory.codec import restore_group
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -38,7 +40,7 @@ def record() -> StepRecord:
     one, dead = make_group("a", [1.0, 0.0]), make_group("b", [1.0])
     one.trajectories.append(build_trajectory("a", 2, 0.0, status=Status.STATUS_TIMEOUT))
     one.trajectories[1].CopyFrom(build_trajectory("a", 1, 0.0, turns=(6, 5, 0)))
-    chosen = select_trajectories([one, dead], AlgorithmSettings())
+    chosen = select_trajectories(make_batch(one, dead).groups, AlgorithmSettings())
     tensors = build_step_tensors(chosen, 4, 1, 0, AlgorithmSettings())
     assert tensors is not None
     count = torch.arange(tensors.mask.numel()).reshape(tensors.mask.shape).float()
@@ -58,7 +60,7 @@ def record() -> StepRecord:
 def make_batch(*groups: TrajectoryGroup, **more: Any) -> Batch:
     for position, group in enumerate(groups):
         group.position = position
-    return Batch(20, tuple(Entry(b"1-0", group) for group in groups), stale=0, **more)
+    return Batch(20, tuple(Entry(b"1-0", arrive(group)) for group in groups), stale=0, **more)
 
 
 def test_rows_hold_the_steps_values_over_their_own_tokens(tmp_path: Path, record: StepRecord) -> None:
@@ -66,7 +68,7 @@ def test_rows_hold_the_steps_values_over_their_own_tokens(tmp_path: Path, record
     file = files.write(20, (), record)
     assert file == step_file_path(tmp_path / "r", 20)
     rows = list(read_step(file))
-    every = [t for g in record.groups for t in g.trajectories]
+    every = [t for g in record.groups for t in restore_group(g)]
     assert [row.trajectory for row in rows] == every == list(read_trajectories(file))
     assert read_header(file).end_of_turn == "<|im_end|>"
     assert [row.trained for row in rows] == [True, True, False, False]
@@ -111,7 +113,7 @@ def test_the_file_says_what_became_of_every_group_and_trajectory(tmp_path: Path)
         stragglers=((20, 3), (20, 4)),
         dropped=(GroupFate("equal", 1, 0, Fate.DROPPED, "stale: sampled"),),
     )
-    leave_out_unusable(batch.groups, settings.trainer)
+    batch = batch.with_groups(leave_out_unusable(batch.groups, settings.trainer)[0])
     algorithm = AlgorithmSettings(filter_groups=True)
     chosen = select_trajectories(batch.groups, algorithm)
     file = StepFiles(settings).write(
@@ -149,8 +151,7 @@ def test_the_file_says_what_became_of_every_group_and_trajectory(tmp_path: Path)
 
 def test_what_a_limit_cut_off_is_trained_in_the_baseline_alone(tmp_path: Path, record: StepRecord) -> None:
     assert record.tensors is not None
-    record.rows[1].finished = False
-    cut, _ = mask_cut(record.tensors, record.rows)
+    cut, _ = mask_cut(record.tensors, [record.rows[0], replace(record.rows[1], finished=False)])
     file = StepFiles(build_settings(tmp_path, 1)).write(1, (), replace(record, tensors=cut))
     rows = list(read_step(file))
     assert [row.trained for row in rows[:2]] == [True, True]
@@ -170,7 +171,7 @@ def test_every_nth_step_is_kept_and_a_step_taken_again_replaces_its_file(tmp_pat
     assert [step for step in range(1, 31) if files.is_kept(step)] == [10, 20, 30]
     assert not any(StepFiles(build_settings(tmp_path, 0)).is_kept(step) for step in range(100))
     files.write(10, (), record)
-    files.write(10, (), StepRecord(make_batch(record.groups[0]), record.selected, 4))
+    files.write(10, (), StepRecord(Batch(20, record.batch.entries[:1], stale=0), record.selected, 4))
     assert [row.trained for row in read_step(step_file_path(tmp_path / "r", 10))] == [False] * 3
     assert list_saved_steps(tmp_path / "r") == [10]
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from arrived_groups import arrive
 from hypothesis import given
 from hypothesis import strategies as st
 from trainer_parts import PROMPT_TOKENS, build_trajectory, make_group
@@ -24,7 +25,8 @@ PLAIN = AlgorithmSettings()
 
 
 def build_tensors(*groups: TrajectoryGroup, version: int = 0, algorithm: AlgorithmSettings = PLAIN) -> StepTensors:
-    result = build_step_tensors(select_trajectories(groups, algorithm), version, 1, 0, algorithm)
+    chosen = select_trajectories(list(map(arrive, groups)), algorithm)
+    result = build_step_tensors(chosen, version, 1, 0, algorithm)
     assert result is not None
     return result
 
@@ -51,7 +53,7 @@ def test_a_group_with_one_valid_row_contributes_nothing_and_is_counted() -> None
     lonely = make_group("b", [1.0])
     lonely.trajectories.append(build_trajectory("b", 1, 1.0, status=Status.STATUS_TIMEOUT))
     groups = [make_group("a", [0.0, 1.0]), lonely, TrajectoryGroup(group_uid="c")]
-    result = select_trajectories(groups, PLAIN)
+    result = select_trajectories(list(map(arrive, groups)), PLAIN)
     assert {t.group_uid for t in result.trajectories} == {"a"}
     assert result.dead_groups == 2
     assert build_tensors(*groups).positions == (0, 0)
@@ -61,7 +63,7 @@ def test_a_batch_of_failures_has_no_tensors() -> None:
     failed = TrajectoryGroup(
         group_uid="a", trajectories=[build_trajectory("a", i, 0.0, status=Status.STATUS_INTERNAL) for i in range(4)]
     )
-    result = select_trajectories([failed], PLAIN)
+    result = select_trajectories([arrive(failed)], PLAIN)
     assert result.dead_groups == 1
     assert build_step_tensors(result, 0, 1, 0, PLAIN) is None
 
@@ -92,12 +94,13 @@ def test_a_group_of_equal_rewards_is_filtered_if_set_and_its_position_reported()
     groups = [flat, make_group("a", [0.0, 1.0]), make_group("c", [0.7, 0.7]), make_group("d", [1.0])]
     for position, group in enumerate(groups):
         group.position = position
-    result = select_trajectories(groups, FILTERING)
+    arrived = list(map(arrive, groups))
+    result = select_trajectories(arrived, FILTERING)
     assert result.filtered == (0, 2)
     assert result.dead_groups == 1
     assert set(result.positions) == {1}
-    assert select_trajectories(groups, PLAIN).filtered == ()
-    assert {t.group_uid for t in select_trajectories(groups, PLAIN).trajectories} == {"a", "b", "c"}
+    assert select_trajectories(arrived, PLAIN).filtered == ()
+    assert {t.group_uid for t in select_trajectories(arrived, PLAIN).trajectories} == {"a", "b", "c"}
 
 
 def test_groups_with_unequal_turn_rewards_are_kept_for_multi_turn_grpo() -> None:
@@ -105,9 +108,9 @@ def test_groups_with_unequal_turn_rewards_are_kept_for_multi_turn_grpo() -> None
     for row, parts in zip(turned.trajectories, ((0.2, 0.0), (0.0, 0.2)), strict=True):
         for turn, part in enumerate(parts, 1):
             row.score.components.add(name=f"turn_{turn}", raw=2 * part, weighted=part)
-    assert find_equal_groups([turned], AdvantageEstimator.GRPO) == (0,)
-    assert find_equal_groups([turned], AdvantageEstimator.GRPO_MULTITURN) == ()
-    assert find_equal_groups([make_group("a", [0.2, 0.2])], AdvantageEstimator.GRPO_MULTITURN) == (0,)
+    assert find_equal_groups([arrive(turned)], AdvantageEstimator.GRPO) == (0,)
+    assert find_equal_groups([arrive(turned)], AdvantageEstimator.GRPO_MULTITURN) == ()
+    assert find_equal_groups([arrive(make_group("a", [0.2, 0.2]))], AdvantageEstimator.GRPO_MULTITURN) == (0,)
 
 
 @pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus"])

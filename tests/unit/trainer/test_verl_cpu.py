@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from arrived_groups import arrive
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
@@ -105,5 +106,5 @@ def test_what_verl_refuses_on_gpus_is_left_out_before_and_nothing_else(room: int
         assert len(rearrange_micro_batches(batch, limit)[0]) == len(rows)
     assert sum(map(len, cut_micro_batches([len(row) for row in rows], limit))) == len(rows)
     chosen = load_settings(None, [f"trainer.actor.ppo_max_token_len_per_gpu={limit}"], {})
-    leave_out_unusable([group], chosen.trainer)
-    assert [is_valid(trajectory) for trajectory in group.trajectories] == [not is_left_out] * len(rows)
+    ((left,), _) = leave_out_unusable([arrive(group)], chosen.trainer)
+    assert [is_valid(trajectory) for trajectory in left.trajectories] == [not is_left_out] * len(rows)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from forage_proto.v1.packed_pb2 import PackedFacts, PackedGroup, PackedTexts, Runs
 from forage_proto.v1.trajectory_pb2 import Document, Role, Span, Status, Trajectory, TrajectoryGroup, Turn
-from forage_trajectory.columns import compress, decompress
-from forage_trajectory.packing import pack_group, unpack_columns, unpack_facts, unpack_group
+from forage_trajectory.codec import decode_group, pack_group, unpack_facts, unpack_group
+from forage_trajectory.planes import compress, decompress
 
 
 def make_trajectory(
@@ -91,16 +91,20 @@ def test_log_probabilities_come_back_to_the_bit() -> None:
     own = make_trajectory(parts=(1, len(values)))
     del own.logprobs[:]
     own.logprobs.extend(values.tolist())
-    (columns,) = unpack_columns(pack_group(TrajectoryGroup(trajectories=[own])))
-    assert columns.logprobs.view(np.uint32).tolist() == values.view(np.uint32).tolist()
+    packed = pack_group(TrajectoryGroup(trajectories=[own]))
+    (message,), (trajectory,) = unpack_group(packed).trajectories, decode_group(packed).trajectories
+    for again in (np.array(message.logprobs, np.float32), trajectory.columns.load().spread_log_probs()):
+        assert again.view(np.uint32).tolist() == values.view(np.uint32).tolist()
 
 
 def test_columns_are_the_fields_as_arrays() -> None:
     group = make_group()
-    for columns, own in zip(unpack_columns(pack_group(group)), group.trajectories, strict=True):
-        for name, kind in (("token_ids", "int32"), ("loss_mask", "int32"), ("turn_ids", "int32"), ("logprobs", "f4")):
-            assert getattr(columns, name).dtype == kind
-            assert getattr(columns, name).tolist() == list(getattr(own, name))
+    for trajectory, own in zip(decode_group(pack_group(group)).trajectories, group.trajectories, strict=True):
+        columns, (mask, turns) = trajectory.columns.load(), trajectory.read_mask()
+        fields = {"token_ids": columns.token_ids, "loss_mask": mask, "turn_ids": turns}
+        for name, values in {**fields, "logprobs": columns.spread_log_probs()}.items():
+            assert values.dtype == ("f4" if name == "logprobs" else "int32")
+            assert values.tolist() == list(getattr(own, name))
 
 
 def test_facts_have_what_decides_about_a_group_and_no_values_of_tokens() -> None:
@@ -233,7 +237,7 @@ def test_texts_of_another_number_of_trajectories_spans_or_turns_are_refused() ->
         damaged = PackedGroup()
         damaged.CopyFrom(packed)
         damaged.texts = compress([texts.SerializeToString()])
-        for unpack in (unpack_group, unpack_columns):
+        for unpack in (unpack_group, decode_group):
             with pytest.raises(DecodeError, match=path):
                 unpack(damaged)
 

@@ -37,7 +37,7 @@ from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.tracing import SpanKind
 from forage_runtime.telemetry.waits import Wait, idling, waiting
-from forage_trajectory.packing import pack_group, unpack_facts
+from forage_trajectory.codec import pack_group, unpack_facts
 
 log = get_logger()
 T = TypeVar("T")

@@ -14,15 +14,16 @@ from forage_queue.streams.run_keys import GROUP, RunKeys
 _FIELD = b"m"
 RECLAIM_SCAN = 64
 _REJECTED_KEPT, _REJECTED_BYTES = 1000, 16_384
+T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
 
 @dataclass(frozen=True)
-class Entry(Generic[M]):
-    """A message claimed from a stream and not yet acknowledged."""
+class Entry(Generic[T]):
+    """What was claimed from a stream and is not yet acknowledged."""
 
     id: bytes
-    message: M
+    message: T
 
 
 class EntryStreams(RunKeys):

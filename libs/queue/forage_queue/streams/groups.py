@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from google.protobuf.message import DecodeError
 
 from forage_proto.v1.packed_pb2 import PackedGroup
-from forage_proto.v1.trajectory_pb2 import LedgerEntry, Prompt, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import LedgerEntry, Prompt
 from forage_queue.streams.entries import RECLAIM_SCAN, Entry, EntryStreams
 from forage_queue.streams.history import History, recorded
 from forage_queue.streams.payloads import ORPHAN_S, PayloadLostError, Payloads
@@ -22,8 +22,11 @@ from forage_runtime.errors import SettingsError, UnavailableError
 from forage_runtime.settings import RedisSettings
 from forage_runtime.telemetry.logs import get_logger
 
-_PACKED, _PLAIN = b"p", b"m"
-"""Fields of an entry: a PackedGroup, or a TrajectoryGroup as earlier versions wrote it."""
+if TYPE_CHECKING:
+    from forage_trajectory.trajectory import Group
+
+_PACKED = b"p"
+"""The field of an entry: a PackedGroup."""
 _PENDING_PAGE = 1000
 _SWEEP_S = ORPHAN_S / 4
 _NOBODY_WAITS = 2
@@ -33,17 +36,16 @@ VALIDATION = "validation-"
 """Begins the names of the streams to which groups of validations are written."""
 IsOver: TypeAlias = Callable[[], bool]
 """Whether nobody waits any more: files whose reading has not begun are left for the next call."""
-Unpack: TypeAlias = Callable[[Sequence[PackedGroup]], Sequence[TrajectoryGroup | DecodeError]]
-"""Unpacks groups side by side, each into a group or the error that says why it is none."""
+Decode: TypeAlias = "Callable[[Sequence[PackedGroup]], Sequence[Group | DecodeError]]"
+"""Decodes groups side by side, each into a group or the error that says why it is none."""
 
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of `finish`: the group that was given, the call's name, the group as written, and its last attempt."""
+    """A call of `finish`: its name, the group that was given, and its last attempt."""
 
-    group: object
     name: str
-    packed: PackedGroup
+    group: PackedGroup
     tried_at: float
 
 
@@ -57,17 +59,17 @@ class GroupStreams(EntryStreams):
         patience_s: float = 60.0,
         history: History | None = None,
         payloads: Payloads | None = None,
-        unpack: Unpack | None = None,
+        decode: Decode | None = None,
     ) -> None:
         """
         Args:
             payloads: files for large groups; None: this client writes all into Redis, and reads no file.
-            unpack: makes of packed groups of `trajectories` what claims return; None, and for groups of validations:
-                whole groups, one after the other.
+            decode: decodes the groups of `trajectories` that claims return; None, and for groups of validations: one
+                after the other, with columns in memory.
         """
         super().__init__(settings, run_id, patience_s, history)
         self._payloads = payloads
-        self._unpack = unpack or _unpack_all
+        self._decode_groups = decode or _decode_all
         self._unread: dict[str, list[Any]] = {}  # rows of a stream whose files could not be read yet
         self._calls: dict[bytes, _Call] = {}  # of `finish` that have not succeeded yet, by entry
         self._swept = -math.inf
@@ -98,7 +100,7 @@ class GroupStreams(EntryStreams):
         self._delete_payloads(stream, self._run_fenced("close_stream", keys), is_closed=True)
 
     @recorded
-    def finish(self, entry: Entry[Prompt], group: TrajectoryGroup | PackedGroup) -> bool:
+    def finish(self, entry: Entry[Prompt], group: PackedGroup) -> bool:
         """Acknowledge a prompt and write its group, atomically.
 
         False if another worker has finished it, or nobody waits for the group any more. A call that failed may have
@@ -107,7 +109,7 @@ class GroupStreams(EntryStreams):
         """
         stream = entry.message.reply_stream or self.trajectories
         call = self._begin_call(entry.id, group)
-        packed = self._store(stream, call.name, call.packed) or call.packed
+        packed = self._store(stream, call.name, group) or group
         name = packed.stored.name
         keys = [self.prompts, stream, self.trajectories, self._stored_table(stream), self.key("finished")]
         result = int(self._run("finish", keys, GROUP, entry.id, packed.SerializeToString(), name, call.name))
@@ -117,10 +119,8 @@ class GroupStreams(EntryStreams):
             self._delete_payloads(stream, [name.encode()], is_closed=result == _NOBODY_WAITS)
         return written
 
-    def _begin_call(self, id: bytes, group: TrajectoryGroup | PackedGroup) -> _Call:
+    def _begin_call(self, id: bytes, group: PackedGroup) -> _Call:
         """The call of `finish` that writes a group: that of before where it is repeated."""
-        from forage_trajectory.packing import pack_group
-
         now = time.monotonic()
         for other, call in list(self._calls.items()):
             if now - call.tried_at > ORPHAN_S:
@@ -129,8 +129,7 @@ class GroupStreams(EntryStreams):
         if before is not None and before.group is not group:
             self._forget_call(id)
             before = None
-        packed = before.packed if before else group if isinstance(group, PackedGroup) else pack_group(group)
-        call = _Call(group, before.name if before else os.urandom(8).hex(), packed, now)
+        call = _Call(before.name if before else os.urandom(8).hex(), group, now)
         self._calls[id] = call
         return call
 
@@ -142,7 +141,7 @@ class GroupStreams(EntryStreams):
     @recorded
     def claim_groups(
         self, stream: str, count: int, block_s: float, is_over: IsOver = lambda: False
-    ) -> list[Entry[TrajectoryGroup]]:
+    ) -> list[Entry[Group]]:
         """Claim new groups; wait up to `block_s` for the first.
 
         Raises:
@@ -155,12 +154,12 @@ class GroupStreams(EntryStreams):
     @recorded
     def reclaim_groups(
         self, stream: str, known: Collection[bytes], is_over: IsOver = lambda: False
-    ) -> list[Entry[TrajectoryGroup]]:
+    ) -> list[Entry[Group]]:
         """Claim groups that are claimed and not acknowledged, except those that the caller knows.
 
         They were claimed by an earlier process of the trainer, or their delivery to this one was lost.
         """
-        entries: list[Entry[TrajectoryGroup]] = []
+        entries: list[Entry[Group]] = []
         begin = "-"
         while page := self._call(self._redis.xpending_range, stream, GROUP, begin, "+", _PENDING_PAGE):
             ids = [row["message_id"] for row in page if row["message_id"] not in known]
@@ -260,7 +259,7 @@ class GroupStreams(EntryStreams):
         if (names or is_closed) and self._payloads is not None:
             self._payloads.delete(self._shorten(stream), [name.decode() for name in names], is_closed)
 
-    def _read_groups(self, stream: str, rows: Sequence[Any], is_over: IsOver) -> list[Entry[TrajectoryGroup]]:
+    def _read_groups(self, stream: str, rows: Sequence[Any], is_over: IsOver) -> list[Entry[Group]]:
         """Read entries, also those whose files could not be read before; what is no group is rejected.
 
         Raises:
@@ -286,9 +285,9 @@ class GroupStreams(EntryStreams):
             del self._unread[stream]
         if unavailable is not None and not found:
             raise unavailable
-        unpack = self._unpack if stream == self.trajectories else _unpack_all
+        decode = self._decode_groups if stream == self.trajectories else _decode_all
         entries = []
-        for (id, packed), group in zip(found, unpack([packed for _, packed in found]), strict=True):
+        for (id, packed), group in zip(found, decode([packed for _, packed in found]), strict=True):
             if isinstance(group, DecodeError):
                 self.reject(stream, id, packed.SerializeToString())
             else:
@@ -310,10 +309,6 @@ class GroupStreams(EntryStreams):
             return [one.result() for one in [threads.submit(read, fields) for fields in rows]]
 
     def _read_packed(self, stream: str, fields: dict[bytes, bytes]) -> PackedGroup:
-        from forage_trajectory.packing import pack_group
-
-        if _PLAIN in fields:
-            return pack_group(TrajectoryGroup.FromString(fields[_PLAIN]))
         packed = PackedGroup.FromString(fields[_PACKED])
         if packed.HasField("stored"):
             if self._payloads is None:
@@ -330,13 +325,13 @@ class GroupStreams(EntryStreams):
         return self.key(f"issued:{self._shorten(stream)}:{batch}")
 
 
-def _unpack_all(packed: Sequence[PackedGroup]) -> list[TrajectoryGroup | DecodeError]:
-    from forage_trajectory.packing import unpack_group
+def _decode_all(packed: Sequence[PackedGroup]) -> list[Group | DecodeError]:
+    from forage_trajectory.codec import decode_group  # imports NumPy, which the command needs for nothing else here
 
-    groups: list[TrajectoryGroup | DecodeError] = []
+    groups: list[Group | DecodeError] = []
     for one in packed:
         try:
-            groups.append(unpack_group(one))
+            groups.append(decode_group(one))
         except DecodeError as error:
             groups.append(error)
     return groups

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from forage_proto.v1.packed_pb2 import PackedGroup
 from forage_proto.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, TrajectoryGroup
@@ -26,6 +26,9 @@ from forage_queue.streams.connection import count_lost_replies
 from forage_runtime.errors import FencedError
 from forage_runtime.settings import RunSettings
 from forage_runtime.telemetry.logs import get_logger
+
+if TYPE_CHECKING:
+    from forage_trajectory.trajectory import Group
 
 FOLDER = "history"
 OK, REFUSED, UNKNOWN = "ok", "refused", "unknown"
@@ -160,19 +163,17 @@ def _describe_prompt(prompt: Prompt) -> Fields:
     }
 
 
-def _describe_group(group: TrajectoryGroup) -> Fields:
+def _describe_group(group: Group | TrajectoryGroup) -> Fields:
     place = {"batch": group.batch, "position": group.position, "attempt": group.attempt}
     return {**place, "uid": group.group_uid}
 
 
-def _describe_finish(entry: Any, group: TrajectoryGroup | PackedGroup) -> Fields:
-    if isinstance(group, PackedGroup):
-        from forage_trajectory.packing import unpack_facts
+def _describe_finish(entry: Any, group: PackedGroup) -> Fields:
+    from forage_trajectory.codec import unpack_facts  # imports NumPy, which the command needs for nothing else here
 
-        group = unpack_facts(group)
-    versions = [sorted({(s.version, s.epoch) for s in t.segments}) for t in group.trajectories]
+    versions = [sorted({(s.version, s.epoch) for s in t.segments}) for t in unpack_facts(group).trajectories]
     stream = _shorten(entry.message.reply_stream) or "trajectories"
-    return {"entry": entry.id.decode(), "stream": stream, **_describe_group(group), "versions": versions}
+    return {"entry": entry.id.decode(), "stream": stream, **_describe_group(group.head), "versions": versions}
 
 
 def _describe_ledger(ledger: LedgerEntry, ids: Any, ends: Any = None) -> Fields:

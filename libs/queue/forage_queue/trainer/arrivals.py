@@ -9,17 +9,16 @@ from functools import partial
 
 from prometheus_client import Counter
 
-from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
 from forage_queue.streams.client import Entry, StreamClient
 from forage_queue.trainer.places import Place
 from forage_runtime.retries import RedisRetry
 from forage_runtime.telemetry.logs import get_logger
-from forage_trajectory.arrived import encode_group
+from forage_trajectory.trajectory import Group
 
 SILENCE_S = 10.0
 """After so long without a new group, claimed entries and lost groups are looked for."""
 _CLAIM_COUNT = 64
-Entries = list[Entry[TrajectoryGroup]]
+Entries = list[Entry[Group]]
 REJECTED = Counter("forage_trainer_groups_rejected_total", "Groups that this run never issued, or that are malformed")
 LOST = Counter("forage_trainer_groups_lost_total", "Groups that vanished from Redis and were issued again")
 
@@ -180,7 +179,7 @@ class Arrivals:
                 admitted.append(entry)
             else:
                 group = entry.message
-                content = encode_group(group).SerializeToString()
+                content = group.read_packed().SerializeToString()
                 self._retry(partial(self._streams.reject, self._stream, entry.id, content))
                 REJECTED.inc()
                 get_logger().warning(
@@ -192,7 +191,7 @@ class Arrivals:
                 )
         return admitted
 
-    def _is_issued(self, group: TrajectoryGroup) -> bool:
+    def _is_issued(self, group: Group) -> bool:
         if self._is_over(group.batch):
             return True
         place = group.position, group.attempt

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prometheus_client import Counter
 
-from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
 from forage_queue.streams.client import Entry, StreamClient
 from forage_queue.trainer import spans
 from forage_queue.trainer.arrivals import Arrivals, Entries, Receiver
@@ -27,6 +26,7 @@ from forage_runtime.stop import Stopped
 from forage_runtime.telemetry.health import Health
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.waits import Wait, waiting
+from forage_trajectory.trajectory import Group
 
 LOG_INTERVAL_S = 10.0
 MAX_STALE_ATTEMPTS = 10
@@ -67,7 +67,7 @@ class Batch:
     """
 
     number: int
-    entries: tuple[Entry[TrajectoryGroup], ...]
+    entries: tuple[Entry[Group], ...]
     stale: int
     stragglers: tuple[Place, ...] = ()
     dropped: tuple[GroupFate, ...] = ()
@@ -76,8 +76,13 @@ class Batch:
     reserved: tuple[Place, ...] = ()
 
     @property
-    def groups(self) -> list[TrajectoryGroup]:
+    def groups(self) -> list[Group]:
         return [entry.message for entry in self.entries]
+
+    def with_groups(self, groups: Iterable[Group]) -> Batch:
+        """The batch with other groups, one for each."""
+        pairs = zip(self.entries, groups, strict=True)
+        return replace(self, entries=tuple(Entry(entry.id, group) for entry, group in pairs))
 
     @property
     def metrics(self) -> dict[str, float | None]:
@@ -90,7 +95,7 @@ class Batch:
         }
 
 
-def oldest_version(group: TrajectoryGroup) -> int | None:
+def oldest_version(group: Group) -> int | None:
     """The lowest policy version of any token; None for a group without tokens."""
     return min((s.version for t in group.trajectories for s in t.segments), default=None)
 
@@ -347,7 +352,7 @@ class Batcher:
             del self._held[place]
             self._discard(held.entry, "stale")
 
-    def _discard(self, entry: Entry[TrajectoryGroup], reason: str) -> None:
+    def _discard(self, entry: Entry[Group], reason: str) -> None:
         self._arrivals.discard([entry.id])
         DROPPED.labels(reason).inc()
         group = entry.message

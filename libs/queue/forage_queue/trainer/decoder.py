@@ -9,10 +9,10 @@ from functools import partial
 from google.protobuf.message import DecodeError
 
 from forage_proto.v1.packed_pb2 import PackedGroup
-from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
 from forage_runtime.retries import DiskRetry
-from forage_trajectory.arrays import ColumnFolder
-from forage_trajectory.arrived import decode_group
+from forage_trajectory.codec import decode_group
+from forage_trajectory.columns import ColumnFolder
+from forage_trajectory.trajectory import Group
 
 THREADS = 4
 
@@ -28,8 +28,8 @@ class GroupDecoder:
         self._disk = disk
         self._threads = ThreadPoolExecutor(THREADS, "decode")
 
-    def __call__(self, packed: Sequence[PackedGroup]) -> list[TrajectoryGroup | DecodeError]:
-        """Decode groups, each into an `ArrivedGroup` or the error that says why it is none.
+    def __call__(self, packed: Sequence[PackedGroup]) -> list[Group | DecodeError]:
+        """Decode groups, each into a group or the error that says why it is none.
 
         Raises:
             DiskFullError: no room for the columns, for too long.
@@ -39,7 +39,7 @@ class GroupDecoder:
             return [self._decode(one) for one in packed]
         return list(self._threads.map(self._decode, packed))
 
-    def _decode(self, packed: PackedGroup) -> TrajectoryGroup | DecodeError:
+    def _decode(self, packed: PackedGroup) -> Group | DecodeError:
         try:
             return self._disk(partial(decode_group, packed, self.folder))
         except DecodeError as error:

@@ -9,7 +9,7 @@ from functools import partial
 
 from prometheus_client import Counter, Gauge
 
-from forage_proto.v1.trajectory_pb2 import Prompt, Purpose, Sampling, Status, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Prompt, Purpose, Sampling, Status
 from forage_queue.streams.client import StreamClient
 from forage_queue.trainer import spans
 from forage_queue.trainer.dataset import Batches, refill_number
@@ -18,6 +18,7 @@ from forage_runtime.files.template_values import build_template_values
 from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.logs import get_logger
+from forage_trajectory.trajectory import Group
 
 ISSUED = Counter("forage_trainer_prompts_issued_total", "Prompts put on the stream", ["purpose"])
 MAX_REPEATS = 10
@@ -34,7 +35,7 @@ def sampling_seed(run_seed: int, batch: int, position: int, refill: int) -> int:
     return 1 + int.from_bytes(hashlib.sha256(name).digest()[:6], "big")
 
 
-def has_outage(group: TrajectoryGroup) -> bool:
+def has_outage(group: Group) -> bool:
     """Whether a trajectory has a failure that may not come again: a service, or a shard of one, was down."""
     outages = (Status.STATUS_TIMEOUT, Status.STATUS_INTERNAL)
     return any(
@@ -58,7 +59,7 @@ class Feeder:
         streams: StreamClient,
         batches: Batches,
         retry: RedisRetry,
-        has_equal_rewards: Callable[[TrajectoryGroup], bool],
+        has_equal_rewards: Callable[[Group], bool],
     ) -> None:
         """
         Args:
@@ -114,11 +115,11 @@ class Feeder:
         """List the places that were issued and are not settled."""
         return [] if self._next is None else list(self.settled.list_open(self._next - 1))
 
-    def reissue(self, group: TrajectoryGroup, version: int = 0) -> None:
+    def reissue(self, group: Group, version: int = 0) -> None:
         """Issue the question of a group again, to be sampled under this and the current policy version or later."""
         self.issue_again(group.batch, group.position, group.attempt + 1, refill_number(group.group_uid), version)
 
-    def refill(self, group: TrajectoryGroup) -> bool:
+    def refill(self, group: Group) -> bool:
         """Issue another question at the position of a group whose rewards are all equal. False: keep the group."""
         refill = refill_number(group.group_uid) + 1
         if refill > self._settings.trainer.max_refills or not self._has_equal_rewards(group):
@@ -126,7 +127,7 @@ class Feeder:
         self.issue_again(group.batch, group.position, group.attempt + 1, refill)
         return True
 
-    def repeat(self, group: TrajectoryGroup) -> bool:
+    def repeat(self, group: Group) -> bool:
         """Issue the question of a group with failures again, in a repeatable run: without them it has other samples.
 
         False: keep the group, since nothing failed, or it fails again and again.

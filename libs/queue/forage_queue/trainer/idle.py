@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
 from forage_queue.streams.client import Entry
+from forage_trajectory.trajectory import Group
 
 
 class IdleTime:
@@ -19,7 +19,7 @@ class IdleTime:
     def __init__(self) -> None:
         self._until: float | None = None
 
-    def measure(self, entries: Sequence[Entry[TrajectoryGroup]]) -> float | None:
+    def measure(self, entries: Sequence[Entry[Group]]) -> float | None:
         """Measure the seconds between the last group of the batches before and the begin of this batch's first.
 
         Returns:
@@ -32,6 +32,6 @@ class IdleTime:
         return idle
 
 
-def _measure_duration(group: TrajectoryGroup) -> float:
+def _measure_duration(group: Group) -> float:
     """Seconds of the longest trajectory, from its first request to its score."""
     return max((t.timings.total_s + t.timings.score_s for t in group.trajectories), default=0.0)

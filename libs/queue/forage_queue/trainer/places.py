@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any
 
-from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
 from forage_queue.streams.client import Entry
+from forage_trajectory.trajectory import Group
 
 Place = tuple[int, int]
 """(batch, position)"""
@@ -17,7 +17,7 @@ PLACES = "places"
 """The part of a checkpoint with the state of `ConsumedSlots`; only with trainer.batching=ready."""
 
 
-def place_of(group: TrajectoryGroup) -> Place:
+def place_of(group: Group) -> Place:
     """The place that a group was issued for."""
     return group.batch, group.position
 
@@ -26,7 +26,7 @@ def place_of(group: TrajectoryGroup) -> Place:
 class Held:
     """A group that waits for its step. oldest: the lowest policy version of any token; None for one without tokens."""
 
-    entry: Entry[TrajectoryGroup]
+    entry: Entry[Group]
     oldest: int | None
 
 
@@ -219,7 +219,7 @@ def _age(held: Held) -> tuple[int, int, int]:
     return -1 if held.oldest is None else held.oldest, int(arrived), int(number)
 
 
-def list_slots(groups: Sequence[TrajectoryGroup]) -> list[int]:
+def list_slots(groups: Sequence[Group]) -> list[int]:
     """The slot of each group in its step, by which mini-batches are cut: its position, where all are of one batch.
 
     Groups of one batch so keep their mini-batch where others are missing. Those of several are counted.

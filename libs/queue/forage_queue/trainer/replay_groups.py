@@ -22,7 +22,7 @@ from forage_queue.trainer.batcher import Batch
 from forage_runtime.errors import DataError
 from forage_runtime.files import durable
 from forage_runtime.files.folders import remove_leftovers
-from forage_trajectory.arrived import decode_group, encode_group
+from forage_trajectory.codec import decode_group
 
 _PREFIX = "packed_"
 
@@ -81,5 +81,5 @@ class ReplayGroups:
 def _frame(batch: Batch) -> Iterator[bytes]:
     for group in batch.groups:
         content = BytesIO()
-        serialize_length_prefixed(encode_group(group), content)
+        serialize_length_prefixed(group.read_packed(), content)
         yield content.getvalue()

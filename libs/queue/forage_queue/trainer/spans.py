@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from forage_proto.v1.trajectory_pb2 import Prompt, Purpose, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Prompt, Purpose
 from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.tracing import SpanKind
 from forage_runtime.text.enums import name_value
+from forage_trajectory.trajectory import Group
 
 
 @contextmanager
@@ -20,18 +21,18 @@ def trace_issue(prompt: Prompt) -> Iterator[None]:
         yield
 
 
-def record_claim(group: TrajectoryGroup) -> None:
+def record_claim(group: Group) -> None:
     """Record that the group was claimed from its stream."""
     _record_event("trainer.claim", group, SpanKind.CONSUMER)
 
 
-def record_drop(group: TrajectoryGroup, reason: str) -> None:
+def record_drop(group: Group, reason: str) -> None:
     """Record that the group is not trained on."""
     _record_event("trainer.drop", group, SpanKind.INTERNAL, {"forage.reason": reason})
 
 
 @contextmanager
-def trace_step(number: int, groups: Sequence[TrajectoryGroup], began_ns: int) -> Iterator[None]:
+def trace_step(number: int, groups: Sequence[Group], began_ns: int) -> Iterator[None]:
     """Trace an optimizer step: a trace of its own, and a span of the same length in the trace of each of its groups.
 
     Args:
@@ -58,13 +59,13 @@ def trace_step(number: int, groups: Sequence[TrajectoryGroup], began_ns: int) ->
         yield
 
 
-def _record_event(name: str, group: TrajectoryGroup, kind: SpanKind, more: tracing.Attributes | None = None) -> None:
+def _record_event(name: str, group: Group, kind: SpanKind, more: tracing.Attributes | None = None) -> None:
     if group.traceparent:
         with tracing.span(name, {**_attributes(group), **(more or {})}, kind=kind, parent=group.traceparent):
             pass
 
 
-def _attributes(entry: Prompt | TrajectoryGroup) -> dict[str, str | int]:
+def _attributes(entry: Prompt | Group) -> dict[str, str | int]:
     return {
         "forage.group": entry.group_uid,
         "forage.batch": entry.batch,

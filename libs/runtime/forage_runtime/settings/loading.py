@@ -12,12 +12,14 @@ from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from forage_runtime.errors import SettingsError
 from forage_runtime.settings.tree import Settings
 from forage_runtime.text.redaction import redact_text
+from forage_runtime.text.yaml_core import CoreLoader, TextLoader
 
-_MOST_VALUES, _MOST_DEPTH = 100_000, 100
+_MOST_VALUES, _MOST_DEPTH, _MOST_ERRORS = 100_000, 100, 20
 
 ENV_PREFIX = "FORAGE__"
 
@@ -39,25 +41,29 @@ def load_settings(
     """Load settings from a YAML file, the environment and `a.b=c` overrides; later sources take precedence.
 
     Raises:
-        SettingsError: a key is unknown, renamed, or has an invalid value; the message names key, value and remedy.
+        SettingsError: keys are unknown, renamed, or have invalid values; each has a line with key, value and remedy.
     """
     tree: dict[str, Any] = {}
+    texts: dict[str, Any] = {}
     if file is not None:
-        tree = _read_file(file)
+        tree, texts = _read_file(file)
     for name, value in sorted((os.environ if environ is None else environ).items()):
         if name.startswith(ENV_PREFIX):
-            _set_value(tree, name.removeprefix(ENV_PREFIX).lower().split("__"), _parse_value(value), name)
+            _set_both(tree, texts, name.removeprefix(ENV_PREFIX).lower().split("__"), value, name)
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals:
             given = re.split(r"(?<=[:\s])", override, maxsplit=1)[0]  # what follows may be a password
             raise SettingsError(f"'{given}' is not a setting: write key.key=value, for instance run.seed=1")
-        _set_value(tree, key.split("."), _parse_value(value), key)
-    return check_settings(tree)
+        _set_both(tree, texts, key.split("."), value, key)
+    return check_settings(tree, texts)
 
 
-def check_settings(tree: Mapping[str, Any]) -> Settings:
+def check_settings(tree: dict[str, Any], texts: Mapping[str, Any] | None = None) -> Settings:
     """The settings of a tree of values.
+
+    Args:
+        texts: the same tree with the text of every scalar, which a setting that is a text takes: `run.id=0123`.
 
     Raises:
         SettingsError: as `load_settings`.
@@ -65,6 +71,8 @@ def check_settings(tree: Mapping[str, Any]) -> Settings:
     try:
         return Settings.model_validate(tree)
     except ValidationError as error:
+        if texts and _take_texts(tree, texts, error):
+            return check_settings(tree)
         raise SettingsError(_describe_error(error)) from None
 
 
@@ -80,9 +88,12 @@ def settings_from_arguments(arguments: Sequence[str]) -> Settings:
     return load_settings(file, rest)
 
 
-def _read_file(file: Path) -> dict[str, Any]:
+def _read_file(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The values of a file, and their texts."""
     try:
-        tree = _parse_yaml(file.read_bytes()) or {}
+        content = file.read_bytes()
+        tree = parse_yaml(content) or {}
+        texts = parse_yaml(content, TextLoader) or {}
     except OSError as error:
         raise SettingsError(
             f"settings file {file} cannot be read ({error.strerror}): give an existing YAML file"
@@ -94,25 +105,40 @@ def _read_file(file: Path) -> dict[str, Any]:
         raise SettingsError(f"settings file {file} is not YAML{place}: {' '.join(problem.split())}") from None
     if not isinstance(tree, dict):
         raise SettingsError(f"settings file {file} must hold a mapping of sections, not a {type(tree).__name__}")
-    return tree
+    return tree, texts
 
 
-def _parse_value(text: str) -> Any:
+def _set_both(tree: dict[str, Any], texts: dict[str, Any], path: list[str], text: str, source: str) -> None:
     try:
-        return _parse_yaml(text)
+        value, own = parse_yaml(text), parse_yaml(text, TextLoader)
     except yaml.YAMLError:
-        return text
+        value = own = text
+    _set_value(tree, path, value, source)
+    _set_value(texts, path, own, source)
 
 
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice: YAML forbids it, and the value that came first would silently be lost."""
+def _take_texts(tree: dict[str, Any], texts: Mapping[str, Any], error: ValidationError) -> bool:
+    """Put the text in place of each scalar that was read as a number or a truth where a text belongs."""
+    changed = False
+    for one in error.errors():
+        if one["type"] != "string_type" or not isinstance(one["input"], bool | int | float):
+            continue
+        *path, last = one["loc"]
+        node, own = _descend(tree, path), _descend(texts, path)
+        if node is not None and own is not None and isinstance(own[last], str):
+            node[last] = own[last]
+            changed = True
+    return changed
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
-        if len(set(keys)) < len(keys):
-            twice = next(key for place, key in enumerate(keys) if key in keys[:place])
-            raise yaml.constructor.ConstructorError(None, None, f"the key {twice[:80]!r} stands twice", node.start_mark)
-        return super().construct_mapping(node, deep)
+
+def _descend(tree: Any, path: Sequence[int | str]) -> Any:
+    """The part of a tree at a path; None where pydantic names a path that the tree does not have."""
+    for part in path:
+        try:
+            tree = tree[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return tree
 
 
 def _check_size(value: Any, left: list[int], depth: int = 0) -> None:
@@ -129,9 +155,13 @@ def _check_size(value: Any, left: list[int], depth: int = 0) -> None:
             _check_size(part, left, depth + 1)
 
 
-def _parse_yaml(content: str | bytes) -> Any:
+def parse_yaml(content: str | bytes, loader: type[CoreLoader] = CoreLoader) -> Any:
+    """
+    Raises:
+        yaml.YAMLError: it is no YAML, or larger than settings can be.
+    """
     try:
-        value = yaml.load(content, _Loader)
+        value = yaml.load(content, loader)
         _check_size(value, [_MOST_VALUES])
         return value
     except RecursionError:
@@ -151,24 +181,34 @@ def _set_value(tree: dict[str, Any], path: list[str], value: Any, source: str) -
 
 
 def _describe_error(error: ValidationError) -> str:
-    first = error.errors()[0]
-    path = [str(part) for part in first["loc"]]
+    """Every error, a line each."""
+    errors = error.errors()
+    lines = dict.fromkeys(_describe_one(one) for one in errors[:_MOST_ERRORS])
+    more = [f"and {len(errors) - _MOST_ERRORS} more"] if len(errors) > _MOST_ERRORS else []
+    return "\n".join([*lines, *more])
+
+
+def _describe_one(error: ErrorDetails) -> str:
+    path = [str(part) for part in error["loc"]]
     name = ".".join(path)
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    if first["type"] == "extra_forbidden":
+    if error["type"] == "extra_forbidden":
         if name in RENAMED:
-            return f"setting '{name}' is now '{RENAMED[name]}': use the new name{more}"
+            return f"setting '{name}' is now '{RENAMED[name]}': use the new name"
         known = _list_keys(path[:-1])
         near = difflib.get_close_matches(path[-1], known, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"known here: {', '.join(known)}"
-        return f"unknown setting '{name}': {hint}{more}"
-    sentence = first["msg"].removeprefix("Value error, ")
-    if isinstance(first["input"], Mapping):  # a rule between settings, whose sentence names them
-        return f"{f'setting {name!r}: ' if name else ''}{sentence}{more}"
-    value = first["input"]
-    if isinstance(value, str) and ("@" in value or ("://" in value and first["type"] == "value_error")):
-        return f"setting '{name}' may hold a password, and is not shown: {sentence}{more}"
-    return f"setting '{name}' is {redact_text(_show(value))}: {sentence}{more}"
+        return _join_lines(f"unknown setting '{name}': {hint}")
+    sentence = error["msg"].removeprefix("Value error, ")
+    if isinstance(error["input"], Mapping):  # a rule between settings, whose sentence names them
+        return _join_lines(f"{f'setting {name!r}: ' if name else ''}{sentence}")
+    value = error["input"]
+    if isinstance(value, str) and ("@" in value or ("://" in value and error["type"] == "value_error")):
+        return _join_lines(f"setting '{name}' may hold a password, and is not shown: {sentence}")
+    return _join_lines(f"setting '{name}' is {redact_text(_show(value))}: {sentence}")
+
+
+def _join_lines(text: str) -> str:
+    return " ".join(text.split("\n"))
 
 
 def _show(value: Any) -> str:

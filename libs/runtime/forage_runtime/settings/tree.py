@@ -20,6 +20,7 @@ from forage_runtime.settings.security import SecuritySettings, TlsSettings
 from forage_runtime.settings.tracing import TracingSettings
 from forage_runtime.settings.trainer import TrainerSettings
 from forage_runtime.text.redaction import redact_settings
+from forage_runtime.text.yaml_core import CoreDumper
 
 
 class Settings(Section):
@@ -108,4 +109,4 @@ class Settings(Section):
             redacted: without credentials, for people and for other programs.
         """
         tree = self.model_dump(mode="json")
-        return yaml.safe_dump(redact_settings(tree) if redacted else tree, sort_keys=False)
+        return yaml.dump(redact_settings(tree) if redacted else tree, Dumper=CoreDumper, sort_keys=False)

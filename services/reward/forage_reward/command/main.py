@@ -29,6 +29,7 @@ from forage_runtime.files.parquet_rows import stream_parquet_rows
 from forage_runtime.settings import RewardRoute, Settings, load_settings
 from forage_runtime.telemetry.logs import configure_logs
 from forage_runtime.text.console import TextConsole
+from forage_runtime.text.yaml_core import CoreLoader
 
 _MAX_SHOWN = 5
 
@@ -142,7 +143,7 @@ def _open_router(
         name, equals, value = param.partition("=")
         if not equals:
             raise SettingsError(f"--param {param} is not name=value")
-        parameters[name] = yaml.safe_load(value)
+        parameters[name] = yaml.load(value, CoreLoader)
     user = UserRewards(settings.reward.user, REWARDS, settings.security.user_code)
     try:
         known = {**REWARDS, **user.rewards}

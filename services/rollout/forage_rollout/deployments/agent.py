@@ -21,7 +21,7 @@ from forage_runtime.errors import UnavailableError
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.waits import list_waits
-from forage_trajectory.packing import pack_group
+from forage_trajectory.codec import pack_group
 from forage_trajectory.texts import leave_out_texts
 
 

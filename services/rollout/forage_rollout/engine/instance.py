@@ -5,20 +5,26 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from forage_rollout.core.arguments import build_arguments, build_environment, is_exact
 from forage_rollout.core.process import use_own_processes
 from forage_rollout.engine.generation_pause import GenerationPause
 from forage_rollout.engine.scheduler_watch import SchedulerWatch
 from forage_runtime.settings import Settings
+from forage_runtime.telemetry.logs import get_logger
 from forage_weights.rollout.adapter import Adapters
 from forage_weights.rollout.canary import CanaryBounds
 from forage_weights.rollout.stager import Stager
 from forage_weights.tensors import SUFFIX
 
+log = get_logger()
+T = TypeVar("T")
+_NO_STATES = "Chunked prefill is required for mamba cache mode"
+"""Of vLLM's error about a model with states, whose prefixes it caches only where it may split prompts: not on a CPU."""
 _WEIGHTS = (SUFFIX, ".bin", ".gguf", ".index.json", ".pt", ".pth")
 
 
@@ -38,7 +44,6 @@ class Instance:
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         os.environ.update(build_environment(settings.rollout.engine))
-        from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -48,9 +53,8 @@ class Instance:
         arguments = {"hf_config_path": model, "tokenizer": model}
         arguments |= build_arguments(settings, bool(current_platform.is_cpu())) | {"model": str(folder)}
         self.watch = SchedulerWatch()
-        self.llm: Any = AsyncLLM.from_engine_args(
-            AsyncEngineArgs(**arguments), stat_loggers=[self.watch.build_logger_class()]
-        )
+        start = partial(AsyncLLM.from_engine_args, stat_loggers=[self.watch.build_logger_class()])
+        self.llm: Any = start_with(arguments, start)
         self.watch.watch_outputs(self.llm.output_processor)
         self.adapters = Adapters(self.llm)
         self.pause = GenerationPause(self.llm, self.watch)
@@ -85,6 +89,23 @@ class Instance:
         if llm is not None:
             del self.adapters, self.pause, self.stager  # the last references to it
             llm.shutdown()
+
+
+def start_with(arguments: Mapping[str, Any], start: Callable[[Any], T]) -> T:
+    """Start vLLM with arguments; without its prefix cache where it cannot have one for this model.
+
+    Args:
+        start: takes vLLM's AsyncEngineArgs.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    try:
+        return start(AsyncEngineArgs(**arguments))
+    except Exception as error:
+        if _NO_STATES not in str(error) or "enable_prefix_caching" in arguments:
+            raise
+    log.warning("prefix_cache_off", reason="vLLM caches no prefixes of a model with states on a CPU")
+    return start(AsyncEngineArgs(**arguments, enable_prefix_caching=False))
 
 
 @contextlib.contextmanager

@@ -278,7 +278,8 @@ class PolicyLoader:
         assert self.serving is not None
         policy = self.serving
         async with self.lock, hold_policy(self._cache, policy) as held:
-            await self._load_afresh(policy, [file for file in held.files if file.suffix == SUFFIX], error)
+            files = [file for file in held.files if file.suffix == SUFFIX]
+            await _complete(self._load_afresh(policy, files, error))
 
     async def _finish_generations(self, policy: Policy) -> None:
         """Wait for the generations that run; others are refused meanwhile, and until the policy is loaded afresh."""

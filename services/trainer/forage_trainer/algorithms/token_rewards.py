@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from forage_proto.v1.trajectory_pb2 import Score, Trajectory
+from forage_proto.v1.trajectory_pb2 import Score
 from forage_runtime.settings import RewardPlacement
-from forage_trajectory.arrived import list_turns, read_mask
+from forage_trajectory.trajectory import Trajectory
 
 _TURN = re.compile(r"(?:.*\.)?turn_(\d+)")
 
@@ -79,14 +79,14 @@ def to_structured_reward(score: Score) -> StructuredReward:
 
 def compute_turn_sum(trajectory: Trajectory) -> float:
     """Compute `TokenRewards.turn_sum` without the rewards of tokens."""
-    return to_structured_reward(trajectory.score).sum_turns(list_turns(trajectory))
+    return to_structured_reward(trajectory.score).sum_turns(trajectory.list_turns())
 
 
 def compute_token_rewards(trajectory: Trajectory, placement: RewardPlacement) -> TokenRewards:
     """Place the score on the response's state tokens, one without turns on the last; raises as `place_reward` does."""
     reward = to_structured_reward(trajectory.score)
     placement = placement if reward.turns else RewardPlacement.FINAL_TOKEN_ONLY
-    return place_reward(reward, *read_mask(trajectory), placement)
+    return place_reward(reward, *trajectory.read_mask(), placement)
 
 
 def place_reward(

@@ -5,21 +5,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from forage_proto.v1.trajectory_pb2 import Policy, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Policy
 from forage_trainer.data.selection import is_valid
-from forage_trajectory.arrived import digest_trajectory
+from forage_trajectory.trajectory import Group
 
 
-def digest_tokens(groups: Iterable[TrajectoryGroup]) -> str:
+def digest_tokens(groups: Iterable[Group]) -> str:
     """SHA-256 of what a step may train on: place, tokens, mask, log-probabilities and reward of its valid trajectories.
 
-    Not of ids, attempts, epochs and times, in which a run with failures differs from one without. It is that of the
-    trajectories' own digests, which are made as they arrive.
+    Not of ids, attempts, epochs and times, in which a run with failures differs from one without.
     """
     digest = hashlib.sha256()
     for group in groups:
         for trajectory in filter(is_valid, group.trajectories):
-            digest.update(digest_trajectory(group.position, trajectory))
+            digest.update(trajectory.digest)
     return digest.hexdigest()
 
 

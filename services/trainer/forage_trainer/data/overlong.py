@@ -15,9 +15,9 @@ from dataclasses import replace
 
 import torch
 
-from forage_proto.v1.trajectory_pb2 import Trajectory
 from forage_runtime.settings import OverlongSettings
 from forage_trainer.data.tensors import StepTensors
+from forage_trajectory.trajectory import Trajectory
 
 
 def compute_penalties(lengths: torch.Tensor, settings: OverlongSettings) -> torch.Tensor:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from forage_proto.v1.trajectory_pb2 import Status, Trajectory, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Status
 from forage_queue.trainer.places import list_slots
 from forage_runtime.settings import AdvantageEstimator, AlgorithmSettings, TrainerSettings
 from forage_trainer.algorithms.estimators.groups import find_participants
 from forage_trainer.algorithms.token_rewards import to_structured_reward
-from forage_trajectory.arrived import count_tokens
+from forage_trajectory.trajectory import Group, Trajectory
 
 LEFT_OUT = "left out of the step, "
 """What the detail of a status begins with where `leave_out_unusable` has given it."""
@@ -38,7 +38,7 @@ class Selection:
 SELECTED_NONE = Selection((), (), 0, ())
 
 
-def select_trajectories(groups: Sequence[TrajectoryGroup], settings: AlgorithmSettings) -> Selection:
+def select_trajectories(groups: Sequence[Group], settings: AlgorithmSettings) -> Selection:
     """Select the valid rows of groups that have enough of them for the estimator.
 
     With `filter_groups` also only those of groups with unequal rewards.
@@ -55,37 +55,50 @@ def select_trajectories(groups: Sequence[TrajectoryGroup], settings: AlgorithmSe
     return Selection(tuple(t for _, t in used), positions, dead, tuple(slots[number] for number in filtered))
 
 
-def leave_out_unusable(groups: Sequence[TrajectoryGroup], settings: TrainerSettings) -> dict[str, int]:
+def leave_out_unusable(groups: Sequence[Group], settings: TrainerSettings) -> tuple[list[Group], dict[str, int]]:
     """Give a status to sound trajectories that cannot be trained on, which keeps them out of loss and baseline.
 
     Those are trajectories longer than a micro-batch, which verl cannot split, and those with a cut context: the engine
     sampled tokens under another context than the one that the trainer would compute their probabilities under.
 
     Returns:
-        How many: `too_long_trajectories` and `cut_trajectories`.
+        The groups, and how many were left out: `too_long_trajectories` and `cut_trajectories`.
     """
-    limit, name = settings.max_trajectory_length
     counts = {"too_long_trajectories": 0, "cut_trajectories": 0}
-    for trajectory in (t for group in groups for t in group.trajectories if is_valid(t)):
-        cut = next((turn for turn in trajectory.turns if turn.context_begin), None)
-        if (tokens := count_tokens(trajectory).tokens) > limit:
-            counts["too_long_trajectories"] += 1
-            detail = f"too long: it has {tokens} tokens, and {name} is {limit}"
-        elif cut is not None and not settings.algorithm.train_cut_contexts:
-            counts["cut_trajectories"] += 1
-            detail = f"cut context: turn {cut.index} was sampled without the first {cut.context_begin} tokens"
-        else:
-            continue
-        trajectory.status, trajectory.status_detail = Status.STATUS_INVALID_INPUT, LEFT_OUT + detail
-    return counts
+    left = []
+    for group in groups:
+        reasons = [_find_unusable(trajectory, settings) for trajectory in group.trajectories]
+        for which, _ in filter(None, reasons):
+            counts[which] += 1
+        left.append(replace(group, trajectories=tuple(map(_leave_out, group.trajectories, reasons))))
+    return left, counts
 
 
-def has_equal_rewards(group: TrajectoryGroup, estimator: AdvantageEstimator) -> bool:
+def _find_unusable(trajectory: Trajectory, settings: TrainerSettings) -> tuple[str, str] | None:
+    """Why a sound trajectory cannot be trained on: what it counts as, and the detail; None where it can."""
+    if not is_valid(trajectory):
+        return None
+    limit, name = settings.max_trajectory_length
+    if (tokens := trajectory.counts.tokens) > limit:
+        return "too_long_trajectories", f"too long: it has {tokens} tokens, and {name} is {limit}"
+    cut = next((turn for turn in trajectory.turns if turn.context_begin), None)
+    if cut is None or settings.algorithm.train_cut_contexts:
+        return None
+    return "cut_trajectories", f"cut context: turn {cut.index} was sampled without the first {cut.context_begin} tokens"
+
+
+def _leave_out(trajectory: Trajectory, reason: tuple[str, str] | None) -> Trajectory:
+    if reason is None:
+        return trajectory
+    return replace(trajectory, status=Status.STATUS_INVALID_INPUT, status_detail=LEFT_OUT + reason[1])
+
+
+def has_equal_rewards(group: Group, estimator: AdvantageEstimator) -> bool:
     """Whether a group gives no gradient because its rewards are all equal."""
     return bool(find_equal_groups([group], estimator))
 
 
-def find_equal_groups(groups: Sequence[TrajectoryGroup], estimator: AdvantageEstimator) -> tuple[int, ...]:
+def find_equal_groups(groups: Sequence[Group], estimator: AdvantageEstimator) -> tuple[int, ...]:
     """Numbers of the groups with two or more valid rows whose rewards are all equal: they give no gradient.
 
     Multi-turn GRPO compares the rewards of turns too, so for it those must also be equal.
@@ -117,6 +130,6 @@ def is_valid(trajectory: Trajectory) -> bool:
         and math.isfinite(trajectory.score.total)
         and all(math.isfinite(part.weighted) for part in trajectory.score.components)
         and trajectory.prompt_length > 0
-        and (counts := count_tokens(trajectory)).whole
-        and counts.sampled > 0
+        and trajectory.counts.whole
+        and trajectory.counts.sampled > 0
     )

@@ -21,8 +21,7 @@ from verl.utils import tensordict_utils as tu
 from forage_runtime.settings import AlgorithmSettings
 from forage_trainer.algorithms.token_rewards import compute_token_rewards, to_structured_reward
 from forage_trainer.data.selection import Selection
-from forage_trajectory.arrays import AnyColumns
-from forage_trajectory.arrived import count_tokens, read_columns, read_mask
+from forage_trajectory.columns import AnyColumns
 
 NO_ROW = -1
 RowValues: TypeAlias = torch.Tensor | Mapping[int, torch.Tensor]
@@ -167,14 +166,14 @@ def build_step_tensors(
     trajectories = selected.trajectories
     if not trajectories:
         return None
-    counts = [count_tokens(t) for t in trajectories]
+    counts = [t.counts for t in trajectories]
     shape = len(counts), max(one.response for one in counts)
     state, log_probs = torch.zeros(shape), torch.zeros(shape)
     token_rewards = torch.zeros(shape, dtype=torch.double)
     turn_ids, current = torch.full(shape, -1, dtype=torch.int32), torch.zeros(shape, dtype=torch.bool)
-    columns = [read_columns(t) for t in trajectories]
+    columns = [t.columns for t in trajectories]
     for row, (trajectory, one) in enumerate(zip(trajectories, columns, strict=True)):
-        length, (mask, turns) = counts[row].response, read_mask(trajectory)
+        length, (mask, turns) = counts[row].response, trajectory.read_mask()
         state[row, :length] = torch.from_numpy(mask)
         # The engine has no log-probability of tokens that it did not sample.
         log_probs[row, :length] = torch.from_numpy(one.load().spread_log_probs())

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from prometheus_client import Counter, Gauge
 
-from forage_proto.v1.trajectory_pb2 import Status, Trajectory, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Score, Status
 from forage_trainer.algorithms.token_rewards import compute_turn_sum
 from forage_trainer.data.selection import is_valid
-from forage_trajectory.arrived import count_tokens
+from forage_trajectory.trajectory import Group, Trajectory
 
 FORMAT = "format"
 """Name of the reward component that is positive where a trajectory has the right format."""
@@ -76,7 +76,7 @@ for _outcome in ("judged", "failed"):
     _TRAJECTORIES.labels(_outcome)  # exported as 0 from the start
 
 
-def compute_trajectory_metrics(groups: Sequence[TrajectoryGroup], version: int) -> dict[str, Any]:
+def compute_trajectory_metrics(groups: Sequence[Group], version: int) -> dict[str, Any]:
     """Compute means over the trajectories of a batch that policy `version` trains on.
 
     Failed trajectories are in none of the means: a failure is not a reward of 0. A mean over no trajectory is None.
@@ -87,8 +87,8 @@ def compute_trajectory_metrics(groups: Sequence[TrajectoryGroup], version: int) 
     every = [t for group in groups for t in group.trajectories]
     completed = [t for t in every if t.status == Status.STATUS_OK]
     judged = [t for t in completed if t.score.status == Status.STATUS_OK and math.isfinite(t.score.total)]
-    tokens = [count_tokens(t) for t in every]
-    responses = [count_tokens(t).response for t in completed]
+    tokens = [t.counts for t in every]
+    responses = [t.counts.response for t in completed]
     response_tokens, state_tokens = sum(one.response for one in tokens), sum(one.sampled for one in tokens)
     stale = [max(0, version - min(s.version for s in t.segments)) for t in every if t.segments]
     return {
@@ -97,14 +97,14 @@ def compute_trajectory_metrics(groups: Sequence[TrajectoryGroup], version: int) 
         "reward_min": min((t.score.total for t in judged), default=None),
         "reward_turn_sum_mean": _mean(compute_turn_sum(t) for t in judged if is_valid(t)),
         **{f"reward/{name}": added for name, added in sum_components(judged).items()},
-        "em_mean": exact_match(completed),
+        "em_mean": exact_match(t.validation_score for t in completed),
         **{
-            f"em/{source}": exact_match(t for t in completed if t.data_source == source)
+            f"em/{source}": exact_match(t.validation_score for t in completed if t.data_source == source)
             for source in sorted({t.data_source for t in completed})
         },
         "search_rate": _mean(float(t.valid_searches > 0) for t in completed),
         "searches_mean": _mean(float(t.valid_searches) for t in completed),
-        "format_rate": format_rate(completed),
+        "format_rate": format_rate(t.score for t in completed),
         "finished_rate": _mean(float(t.finished) for t in completed),
         "truncated_rate": _mean(float(t.truncated) for t in completed),
         "turns_mean": _mean(float(len(t.turns)) for t in completed),
@@ -112,7 +112,7 @@ def compute_trajectory_metrics(groups: Sequence[TrajectoryGroup], version: int) 
         "response_tokens_max": max(responses, default=None),
         "response_tokens_min": min(responses, default=None),
         "prompt_tokens_mean": _mean(float(t.prompt_length) for t in completed),
-        "without_state_tokens": sum(not count_tokens(t).sampled for t in completed),
+        "without_state_tokens": sum(not t.counts.sampled for t in completed),
         "staleness_mean": _mean(float(s) for s in stale),
         "staleness_max": max(stale, default=None),
         "trajectories": len(every),
@@ -132,15 +132,14 @@ def sum_components(judged: Sequence[Trajectory]) -> dict[str, float]:
     return {name: total / len(judged) for name, total in sorted(sums.items())}
 
 
-def exact_match(trajectories: Iterable[Trajectory]) -> float | None:
-    """Mean exact match over the judged trajectories."""
-    judged = [t.validation_score for t in trajectories]
-    return _mean(s.total for s in judged if s.status == Status.STATUS_OK and math.isfinite(s.total))
+def exact_match(scores: Iterable[Score]) -> float | None:
+    """Mean of validation scores, over those that were judged."""
+    return _mean(s.total for s in scores if s.status == Status.STATUS_OK and math.isfinite(s.total))
 
 
-def format_rate(trajectories: Iterable[Trajectory]) -> float | None:
-    """Share in the right format, over the trajectories whose reward has a component for it."""
-    return _mean(float(c.raw > 0) for t in trajectories for c in t.score.components if c.name == FORMAT)
+def format_rate(scores: Iterable[Score]) -> float | None:
+    """Share in the right format, over the training rewards that have a component for it."""
+    return _mean(float(c.raw > 0) for score in scores for c in score.components if c.name == FORMAT)
 
 
 def compute_log_prob_metrics(

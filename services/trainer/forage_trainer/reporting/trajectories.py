@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from forage_proto.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
 from forage_queue.trainer.batcher import Batch
 from forage_queue.trainer.places import list_slots
 from forage_records.step_file import Fate, GroupFate, StepRow, list_saved_steps, step_file_path, write_step
@@ -21,7 +20,8 @@ from forage_runtime.settings import Settings
 from forage_trainer.data.selection import LEFT_OUT, Selection, is_valid
 from forage_trainer.data.tensors import StepTensors
 from forage_trainer.data.texts import TextReader
-from forage_trajectory.arrived import count_tokens, restore_trajectories
+from forage_trajectory.codec import restore_group
+from forage_trajectory.trajectory import Group, Trajectory
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class StepRecord:
     unused: str = ""
 
     @property
-    def groups(self) -> list[TrajectoryGroup]:
+    def groups(self) -> list[Group]:
         """All groups of the batch."""
         return self.batch.groups
 
@@ -121,17 +121,18 @@ def build_rows(step: int, record: StepRecord, fates: Sequence[GroupFate], texts:
     """
     row_numbers = {trajectory.id: row for row, trajectory in enumerate(record.rows)}
     reasons = {fate.uid: f"group {fate.fate}: {fate.reason}" for fate in fates if fate.fate is not Fate.DROPPED}
-    for trajectory in chain.from_iterable(map(restore_trajectories, record.groups)):
-        texts.restore([trajectory])
+    pairs = chain.from_iterable(zip(group.trajectories, restore_group(group), strict=True) for group in record.groups)
+    for trajectory, message in pairs:
+        texts.restore([message])
         row = row_numbers.get(trajectory.id)
         if row is None or record.tensors is None:
             reason = _explain_invalid(trajectory) or reasons[trajectory.group_uid]
-            yield StepRow(trajectory, step, record.version, trained=False, reason=reason)
+            yield StepRow(message, step, record.version, trained=False, reason=reason)
             continue
-        length = len(trajectory.loss_mask)
+        length = trajectory.counts.response
         mask = record.tensors.mask[row, :length]
         yield StepRow(
-            trajectory,
+            message,
             step,
             record.version,
             trained=True,
@@ -150,7 +151,7 @@ def build_rows(step: int, record: StepRecord, fates: Sequence[GroupFate], texts:
         )
 
 
-def _find_fate(group: TrajectoryGroup, slot: int, record: StepRecord, min_samples: int) -> tuple[Fate, str]:
+def _find_fate(group: Group, slot: int, record: StepRecord, min_samples: int) -> tuple[Fate, str]:
     valid = sum(map(is_valid, group.trajectories))
     if valid < max(1, min_samples):
         failures = Counter(_explain_invalid(trajectory) for trajectory in group.trajectories)
@@ -170,9 +171,9 @@ def _explain_invalid(trajectory: Trajectory) -> str | None:
         return trajectory.status_detail.removeprefix(LEFT_OUT)
     if is_valid(trajectory):
         return None
-    if reason := explain_failure(trajectory):
+    if reason := explain_failure(trajectory.status, trajectory.status_detail, trajectory.score):
         return reason
-    if not count_tokens(trajectory).sampled:
+    if not trajectory.counts.sampled:
         return "invalid: no token of the policy"
     return "invalid: a reward that is not finite, or values that are missing for some tokens"
 

@@ -1,7 +1,7 @@
 """Answers of open validations, as files: so they can leave Redis before their validation ends.
 
 Layout of `<run folder>/validation/answers/`: `<label>.<epoch>`, a line for each answer with the SHA-256 of a serialized
-TrajectoryGroup and its base64. Every trainer appends to the file of its own epoch, so one that was replaced and does
+PackedGroup and its base64. Every trainer appends to the file of its own epoch, so one that was replaced and does
 not know it yet cannot harm its successor's file.
 """
 
@@ -12,9 +12,13 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
+from google.protobuf.message import DecodeError
+
+from forage_proto.v1.packed_pb2 import PackedGroup
 from forage_runtime.files import durable
 from forage_runtime.telemetry.logs import get_logger
+from forage_trajectory.codec import decode_group
+from forage_trajectory.trajectory import Group
 
 
 class StoredAnswers:
@@ -30,27 +34,28 @@ class StoredAnswers:
         self._label = label
         self._file = self._folder / f"{label}.{epoch}"
 
-    def read(self) -> Iterator[TrajectoryGroup]:
+    def read(self) -> Iterator[Group]:
         """Read what any trainer of the run has stored. Damaged lines are left out: their questions are asked again."""
         for file in self._list():
             for line in filter(None, file.read_bytes().split(b"\n")):
                 digest, _, content = line.partition(b" ")
                 try:
                     data = base64.b64decode(content, validate=True)
-                except ValueError:
-                    data = b""
-                if hashlib.sha256(data).hexdigest().encode() == digest:
-                    yield TrajectoryGroup.FromString(data)
+                    if hashlib.sha256(data).hexdigest().encode() != digest:
+                        raise DecodeError("its digest is another")
+                    group = decode_group(PackedGroup.FromString(data))
+                except (ValueError, DecodeError) as error:
+                    get_logger().warning("stored_answer_damaged", file=str(file), reason=str(error))
                 else:
-                    get_logger().warning("stored_answer_damaged", file=str(file))
+                    yield group
 
-    def append(self, groups: Iterable[TrajectoryGroup]) -> None:
+    def append(self, groups: Iterable[Group]) -> None:
         """Store answers durably, all or none.
 
         Raises:
             DiskFullError: there is no room.
         """
-        lines = b"".join(_encode(group.SerializeToString()) for group in groups)
+        lines = b"".join(_encode(group.read_packed().SerializeToString()) for group in groups)
         if not lines:
             return
         self._folder.mkdir(parents=True, exist_ok=True)

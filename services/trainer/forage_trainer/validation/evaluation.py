@@ -10,7 +10,8 @@ from typing import Any
 
 from prometheus_client import Gauge
 
-from forage_proto.v1.trajectory_pb2 import Policy, Prompt, Purpose, Sampling, Trajectory, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Policy, Prompt, Purpose, Sampling
+from forage_proto.v1.trajectory_pb2 import Trajectory as TrajectoryMessage
 from forage_queue.streams.client import VALIDATION, StreamClient
 from forage_queue.trainer import spans
 from forage_queue.trainer.arrivals import Arrivals, Entries, Receiver
@@ -31,6 +32,8 @@ from forage_trainer.data.texts import TextReader
 from forage_trainer.reporting.progress import Phase, StateFile
 from forage_trainer.validation.answers import StoredAnswers
 from forage_trainer.validation.results import build_record, is_judged, is_rewarded, list_sources, summarize
+from forage_trajectory.codec import restore_trajectory
+from forage_trajectory.trajectory import Group, Trajectory
 
 RETRIES = 2
 """Times that a failed question is issued again before it counts as failed."""
@@ -54,7 +57,7 @@ class _Evaluation:
     arrivals: Arrivals
     stored: StoredAnswers
     began: float
-    answers: dict[int, Trajectory | None] = field(default_factory=dict)
+    answers: dict[int, TrajectoryMessage | None] = field(default_factory=dict)
     outstanding: set[int] = field(default_factory=set)
     next: int = 0
 
@@ -272,14 +275,20 @@ class Validation:
         self._issue_more(evaluation)
         return len(entries)
 
-    def _take(self, evaluation: _Evaluation, groups: Iterable[TrajectoryGroup]) -> None:
+    def _take(self, evaluation: _Evaluation, groups: Iterable[Group]) -> None:
         for group in groups:
-            self._texts.restore(group.trajectories)
             if group.position < len(self._questions):
-                evaluation.answers.setdefault(group.position, self._find_answer(evaluation, group))
+                answer = self._find_answer(evaluation, group)
+                evaluation.answers.setdefault(group.position, None if answer is None else self._read(answer))
                 evaluation.outstanding.discard(group.position)
 
-    def _find_answer(self, evaluation: _Evaluation, group: TrajectoryGroup) -> Trajectory | None:
+    def _read(self, trajectory: Trajectory) -> TrajectoryMessage:
+        """The whole message, with its texts."""
+        message = restore_trajectory(trajectory)
+        self._texts.restore([message])
+        return message
+
+    def _find_answer(self, evaluation: _Evaluation, group: Group) -> Trajectory | None:
         """The answer that counts; a watched question needs no exact match, which rewards of one's own may lack."""
         counts = is_rewarded if is_watch(evaluation.label) else is_judged
         return next((trajectory for trajectory in group.trajectories if counts(trajectory)), None)

@@ -16,11 +16,13 @@ import torch
 
 from forage_probe import metrics as probe_metrics
 from forage_probe.prober import ProbePlan
-from forage_proto.v1.trajectory_pb2 import Policy, Status, Trajectory
+from forage_proto.v1.trajectory_pb2 import Policy, Status
+from forage_proto.v1.trajectory_pb2 import Trajectory as TrajectoryMessage
 from forage_runtime.settings import Settings
 from forage_trainer.data.texts import TextReader
 from forage_trainer.validation.prober import Purpose, TrainingProber
-from forage_trajectory.arrived import restore_trajectory
+from forage_trajectory.codec import restore_trajectory
+from forage_trajectory.trajectory import Trajectory
 
 
 def subtract_penalty(
@@ -65,7 +67,7 @@ class ProbePenalty:
         chosen = [restore_trajectory(row) for row in _select_first(rows, self._per_group)]
         self._texts.restore(chosen)
 
-        async def sample() -> Sequence[Trajectory]:
+        async def sample() -> Sequence[TrajectoryMessage]:
             return chosen
 
         probes = self._prober(policy, [row.id for row in chosen], sample, check)

@@ -7,12 +7,14 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
-from forage_proto.v1.trajectory_pb2 import ActionKind, Status, Trajectory
+from forage_proto.v1.trajectory_pb2 import ActionKind, Status
+from forage_proto.v1.trajectory_pb2 import Trajectory as TrajectoryMessage
 from forage_records.questions import Question
 from forage_records.spans import name_author
 from forage_records.trajectory_file import explain_failure, read_exact_match
 from forage_runtime.text.enums import name_value
 from forage_trainer.reporting.metrics import exact_match, format_rate
+from forage_trajectory.trajectory import Trajectory
 
 
 def is_judged(trajectory: Trajectory) -> bool:
@@ -25,7 +27,7 @@ def is_rewarded(trajectory: Trajectory) -> bool:
     return trajectory.status == Status.STATUS_OK and trajectory.score.status == Status.STATUS_OK
 
 
-def later_version_share(trajectories: Iterable[Trajectory], version: int) -> float | None:
+def later_version_share(trajectories: Iterable[TrajectoryMessage], version: int) -> float | None:
     """Share of state tokens sampled by a policy after `version`; None without any token."""
     later = tokens = 0
     for trajectory in trajectories:
@@ -41,7 +43,9 @@ def list_sources(questions: Sequence[Question]) -> list[str]:
     return sorted({question.data_source for question in questions})
 
 
-def summarize(questions: Sequence[Question], answers: Mapping[int, Trajectory | None], version: int) -> dict[str, Any]:
+def summarize(
+    questions: Sequence[Question], answers: Mapping[int, TrajectoryMessage | None], version: int
+) -> dict[str, Any]:
     """Compute the metrics of a validation.
 
     Args:
@@ -51,23 +55,25 @@ def summarize(questions: Sequence[Question], answers: Mapping[int, Trajectory | 
     judged = [t for t in answers.values() if t is not None]
     count = len(judged)
     by_source = {
-        f"em/{source}": exact_match(t for p, t in answers.items() if t and questions[p].data_source == source)
+        f"em/{source}": exact_match(
+            t.validation_score for p, t in answers.items() if t and questions[p].data_source == source
+        )
         for source in list_sources(questions)
     }
     return {
-        "em": exact_match(judged),
+        "em": exact_match(t.validation_score for t in judged),
         **by_source,
         "count": len(answers),
         "failed": len(answers) - count,
         "search_rate": sum(t.valid_searches > 0 for t in judged) / count if count else None,
-        "format_rate": format_rate(judged),
+        "format_rate": format_rate(t.score for t in judged),
         "turns_mean": sum(len(t.turns) for t in judged) / count if count else None,
         "response_tokens_mean": sum(len(t.loss_mask) for t in judged) / count if count else None,
         "later_version_share": later_version_share(judged, version),
     }
 
 
-def build_record(question: Question, trajectory: Trajectory | None) -> dict[str, Any]:
+def build_record(question: Question, trajectory: TrajectoryMessage | None) -> dict[str, Any]:
     """Build a question's line of the validation's JSON lines, which reports read."""
     record = {
         "uid": question.uid(0),
@@ -87,7 +93,7 @@ def build_record(question: Question, trajectory: Trajectory | None) -> dict[str,
         "components": [{"name": c.name, "raw": c.raw, "weighted": c.weighted} for c in score.components],
         "detail": score.detail,
         "status": name_value(Status, trajectory.status),
-        "reason": explain_failure(trajectory),
+        "reason": explain_failure(trajectory.status, trajectory.status_detail, score),
         "answer": answers[-1] if answers else None,
         "finished": trajectory.finished,
         "truncated": trajectory.truncated,

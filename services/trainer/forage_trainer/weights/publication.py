@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from forage_proto.v1.trajectory_pb2 import Policy, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Policy
 from forage_queue.streams.client import StreamClient
 from forage_runtime.retries import RedisRetry
 from forage_runtime.security.signatures import RunSignatures
@@ -15,6 +15,7 @@ from forage_runtime.settings import Settings
 from forage_runtime.telemetry.health import Health
 from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.weights.snapshots import Snapshots, Worker
+from forage_trajectory.trajectory import Group
 from forage_weights.trainer.policy_store import PolicyStore
 from forage_weights.trainer.publisher import Publisher
 from forage_weights.trainer.refusals import Refusals
@@ -61,7 +62,7 @@ class Publication:
         """See `PolicyStore.find_highest_epoch`."""
         return self._store.find_highest_epoch()
 
-    def add_turn(self, groups: Iterable[TrajectoryGroup]) -> None:
+    def add_turn(self, groups: Iterable[Group]) -> None:
         """See `Snapshots.add_turn`."""
         self._snapshots.add_turn(groups)
 

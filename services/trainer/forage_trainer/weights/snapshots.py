@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from forage_proto.v1.trajectory_pb2 import Canary, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import Canary
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.data.tensors import Rows
 from forage_trainer.weights import dtype
-from forage_trajectory.arrays import Columns
-from forage_trajectory.arrived import count_tokens, read_columns
+from forage_trajectory.columns import Columns
+from forage_trajectory.trajectory import Group
 from forage_weights.announcement import CANARY_ROWS, CANARY_TOKENS
 from forage_weights.trainer.model_files import Adapter
 
@@ -61,12 +61,12 @@ class Snapshots:
         self._rows = self._build_rows()
         self._has_turn = False
 
-    def add_turn(self, groups: Iterable[TrajectoryGroup]) -> None:
+    def add_turn(self, groups: Iterable[Group]) -> None:
         """Let the last row be a turn that the policy has sampled, the first one that there is."""
         if self._has_turn or self._rows is None:
             return
         for trajectory in (one for group in groups for one in group.trajectories):
-            if count_tokens(trajectory).whole and (turn := _find_turn(read_columns(trajectory).load())):
+            if trajectory.counts.whole and (turn := _find_turn(trajectory.columns.load())):
                 self._tokens, self._has_turn = [*self._tokens[: CANARY_ROWS - 1], turn], True
                 self._rows = self._build_rows()
                 return

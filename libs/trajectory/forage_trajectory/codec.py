@@ -1,6 +1,8 @@
-"""Trajectory groups as they are on a stream: a third of the bytes or less, and nothing is lost.
+"""The codec of trajectory groups: packed for a stream, a third of the bytes or less, and nothing is lost.
 
-- What has a value per token is in columns (`columns`): token ids, and log-probabilities of sampled tokens alone, as
+The rollout service packs messages once (`pack_group`); the trainer decodes what arrives once (`decode_group`).
+
+- What has a value per token is in columns (`planes`): token ids, and log-probabilities of sampled tokens alone, as
   float32 to the bit. Loss mask and turn ids follow from the spans; where they do not, they are run lengths.
 - The rest of each trajectory is its facts: what decides about a group, without a value per token and without texts.
 - Texts of spans and contents of documents are apart. `texts` leaves out those that the tokens imply.
@@ -10,18 +12,24 @@ Each of the three is a zstd frame over the whole group, so what its samples shar
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from forage_proto.v1.packed_pb2 import PackedFacts, PackedGroup, PackedTexts, PackedTrajectory, Runs, TrajectoryTexts
-from forage_proto.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
-from forage_trajectory.columns import (
-    Columns,
+from forage_proto.v1.trajectory_pb2 import Trajectory as TrajectoryMessage
+from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
+from forage_trajectory.columns import AnyColumns, ColumnFolder, Columns, find_runs
+from forage_trajectory.planes import (
     Ints,
     Room,
+    TokenValues,
     Words,
     compress,
     decode_runs,
@@ -31,12 +39,14 @@ from forage_trajectory.columns import (
     join_planes,
     split_planes,
 )
+from forage_trajectory.trajectory import Group, ReadPacked, TokenCounts, Trajectory
 
 _PerToken = Literal["token_ids", "loss_mask", "turn_ids", "logprobs"]
 _PER_TOKEN: tuple[_PerToken, ...] = ("token_ids", "loss_mask", "turn_ids", "logprobs")
 _FLOAT_BYTES = 4
 _MOST_FACTS, _MOST_TEXTS = 2**28, 2**29
 """Bytes that a frame may have when it is decompressed."""
+_NONE = Columns(np.empty(0, np.int32), np.empty((0, 3), np.int32), np.empty(0, np.float32))
 
 
 def pack_group(group: TrajectoryGroup) -> PackedGroup:
@@ -71,38 +81,104 @@ def unpack_facts(packed: PackedGroup) -> TrajectoryGroup:
     return group
 
 
-def unpack_columns(packed: PackedGroup) -> list[Columns]:
-    """Unpack what each trajectory of a group has a value per token of. Texts are checked, and not returned.
-
-    Who goes on with columns reads the texts later, where they are shown: too late to find that they are damaged.
-    """
-    facts = _read_facts(packed)
-    for item, own in zip(facts.trajectories, _read_texts(packed, len(facts.trajectories)), strict=True):
-        _check_texts(item.facts, own)
-    return _read_columns(packed, facts)
-
-
 def unpack_group(packed: PackedGroup) -> TrajectoryGroup:
     """Unpack a whole group. Texts that were left out before it was packed still are, see `texts.restore_texts`."""
     facts = _read_facts(packed)
-    texts = _read_texts(packed, len(facts.trajectories))
+    texts = _read_texts(packed, facts)
     group = _copy_head(packed.head)
-    for item, columns, own in zip(facts.trajectories, _read_columns(packed, facts), texts, strict=True):
+    for item, values, own in zip(facts.trajectories, _read_values(packed, facts), texts, strict=True):
         trajectory = group.trajectories.add()
         trajectory.CopyFrom(item.facts)
-        trajectory.token_ids.extend(columns.token_ids.view(np.uint32).tolist())
-        trajectory.loss_mask.extend(columns.loss_mask.view(np.uint32).tolist())
-        trajectory.turn_ids.extend(columns.turn_ids.tolist())
-        trajectory.logprobs.extend(columns.logprobs.tolist())
+        trajectory.token_ids.extend(values.token_ids.view(np.uint32).tolist())
+        trajectory.loss_mask.extend(values.loss_mask.view(np.uint32).tolist())
+        trajectory.turn_ids.extend(values.turn_ids.tolist())
+        trajectory.logprobs.extend(values.logprobs.tolist())
         _add_texts(trajectory, own)
     return group
+
+
+def decode_group(packed: PackedGroup, folder: ColumnFolder | None = None) -> Group:
+    """Decode a group of a stream. Texts are checked, and not kept: later would be too late to find them damaged.
+
+    Args:
+        folder: puts the columns, and the group as it was on the stream, into a file there.
+
+    Raises:
+        DecodeError: it is damaged.
+        DiskFullError: there is no room for the file.
+    """
+    facts = _read_facts(packed)
+    _read_texts(packed, facts)
+    counts, columns = [], []
+    for item, values in zip(facts.trajectories, _read_values(packed, facts), strict=True):
+        counts.append(_count(item.facts.prompt_length, values))
+        columns.append(_compact(values) if counts[-1].whole else _NONE)
+    kept: Sequence[AnyColumns] = columns
+    read_packed: ReadPacked = partial(_give, packed)
+    if folder is not None:
+        kept, rest = folder.write(columns, packed.SerializeToString())
+        read_packed = partial(_read_packed, rest)
+    head = packed.head
+    trajectories = []
+    for number, (count, own, stored) in enumerate(zip(counts, columns, kept, strict=True)):
+        one = facts.trajectories[number].facts
+        trajectories.append(
+            Trajectory(
+                id=one.id,
+                group_uid=one.group_uid,
+                sample=one.sample,
+                data_source=one.data_source,
+                prompt_length=one.prompt_length,
+                segments=one.segments,
+                turns=one.turns,
+                score=one.score,
+                validation_score=one.validation_score,
+                finished=one.finished,
+                truncated=one.truncated,
+                valid_searches=one.valid_searches,
+                status=one.status,
+                status_detail=one.status_detail,
+                timings=one.timings,
+                sampling=one.sampling,
+                counts=count,
+                runs=own.runs,
+                digest=_digest(f"{head.position}/{one.data_source}/{one.sample}", own, one.score.total),
+                stored=stored if count.whole else None,
+                source=(read_packed, number),
+            )
+        )
+    return Group(
+        run_id=head.run_id,
+        group_uid=head.group_uid,
+        purpose=head.purpose,
+        batch=head.batch,
+        position=head.position,
+        attempt=head.attempt,
+        traceparent=head.traceparent,
+        trajectories=tuple(trajectories),
+        read_packed=read_packed,
+    )
+
+
+def restore_group(group: Group) -> list[TrajectoryMessage]:
+    """The trajectories of a group as whole messages, with the status that they have now; slow."""
+    whole = unpack_group(group.read_packed())
+    for message, trajectory in zip(whole.trajectories, group.trajectories, strict=True):
+        message.status, message.status_detail = trajectory.status, trajectory.status_detail
+    return list(whole.trajectories)
+
+
+def restore_trajectory(trajectory: Trajectory) -> TrajectoryMessage:
+    """A trajectory as a whole message, as it was on the stream; slow."""
+    read_packed, number = trajectory.source
+    return unpack_group(read_packed()).trajectories[number]
 
 
 def _copy_head(group: TrajectoryGroup) -> TrajectoryGroup:
     return TrajectoryGroup(**{field.name: value for field, value in group.ListFields() if field.name != "trajectories"})
 
 
-def _pack_columns(trajectory: Trajectory, item: PackedTrajectory) -> tuple[Words, Words]:
+def _pack_columns(trajectory: TrajectoryMessage, item: PackedTrajectory) -> tuple[Words, Words]:
     """Fill `item` and return, as uint32, the token ids and the bits of the log-probabilities that are stored."""
     item.facts.CopyFrom(trajectory)
     for name in _PER_TOKEN:
@@ -131,7 +207,7 @@ def _equals(values: Ints, runs: Runs) -> bool:
     return len(values) == sum(runs.lengths) and np.array_equal(values, decode_runs(runs, Room()))
 
 
-def _pack_texts(trajectory: Trajectory, own: TrajectoryTexts) -> None:
+def _pack_texts(trajectory: TrajectoryMessage, own: TrajectoryTexts) -> None:
     if any(span.text for span in trajectory.spans):
         own.spans.extend(span.text for span in trajectory.spans)
     if any(turn.documents for turn in trajectory.turns):
@@ -147,7 +223,7 @@ def _read_facts(packed: PackedGroup) -> PackedFacts:
     return facts
 
 
-def _read_columns(packed: PackedGroup, facts: PackedFacts) -> list[Columns]:
+def _read_values(packed: PackedGroup, facts: PackedFacts) -> list[TokenValues]:
     if not 1 <= facts.token_bytes <= _FLOAT_BYTES:
         raise DecodeError(f"token ids of a packed group have {facts.token_bytes} bytes")
     rooms = {"token_ids": Room(), "loss_mask": Room(), "turn_ids": Room(), "logprobs": Room()}
@@ -168,15 +244,15 @@ def _read_columns(packed: PackedGroup, facts: PackedFacts) -> list[Columns]:
         raise DecodeError(f"columns of a packed group have {len(data)} bytes, {size} are expected")
     ids = join_planes(data[:ids_size], tokens, facts.token_bytes).view(np.int32)
     log_probs = join_planes(data[ids_size:], values, _FLOAT_BYTES).view(np.float32)
-    columns = []
+    values_of = []
     ends = zip(_bounds([item.tokens for item in facts.trajectories]), _bounds(stored), strict=True)
     for item, mask, turn, (own_ids, own_values) in zip(facts.trajectories, masks, turns, ends, strict=True):
         own = log_probs[slice(*own_values)]
         if not item.HasField("logprobs"):
             sampled, own = own, np.zeros(len(mask), np.float32)
             own[mask == 1] = sampled
-        columns.append(Columns(ids[slice(*own_ids)], mask, turn, own))
-    return columns
+        values_of.append(TokenValues(ids[slice(*own_ids)], mask, turn, own))
+    return values_of
 
 
 def _read_runs(runs: Runs | None, room: Room) -> Ints:
@@ -189,24 +265,60 @@ def _bounds(lengths: list[int]) -> list[tuple[int, int]]:
     return list(pairwise(accumulate(lengths, initial=0)))
 
 
-def _read_texts(packed: PackedGroup, count: int) -> list[TrajectoryTexts]:
+def _read_texts(packed: PackedGroup, facts: PackedFacts) -> list[TrajectoryTexts]:
+    count = len(facts.trajectories)
     if not packed.texts:
         return [TrajectoryTexts()] * count
     texts = PackedTexts.FromString(decompress(packed.texts, _MOST_TEXTS))
     if len(texts.trajectories) != count:
         raise DecodeError(f"a packed group has texts of {len(texts.trajectories)} trajectories, and {count} of them")
+    for item, own in zip(facts.trajectories, texts.trajectories, strict=True):
+        _check_texts(item.facts, own)
     return list(texts.trajectories)
 
 
-def _check_texts(trajectory: Trajectory, own: TrajectoryTexts) -> None:
+def _check_texts(trajectory: TrajectoryMessage, own: TrajectoryTexts) -> None:
     for name, has, found in (("spans", trajectory.spans, own.spans), ("turns", trajectory.turns, own.turns)):
         if found and len(found) != len(has):
             raise DecodeError(f"a packed trajectory has texts of {len(found)} {name}, and {len(has)} of them")
 
 
-def _add_texts(trajectory: Trajectory, own: TrajectoryTexts) -> None:
-    _check_texts(trajectory, own)
+def _add_texts(trajectory: TrajectoryMessage, own: TrajectoryTexts) -> None:
     for span, text in zip(trajectory.spans, own.spans, strict=False):
         span.text = text
     for turn, documents in zip(trajectory.turns, own.turns, strict=False):
         turn.documents.extend(documents.documents)
+
+
+def _count(prompt_length: int, values: TokenValues) -> TokenCounts:
+    tokens, response, mask = len(values.token_ids), len(values.loss_mask), values.loss_mask
+    same = tokens - prompt_length == response == len(values.turn_ids) == len(values.logprobs)
+    return TokenCounts(tokens, response, int(mask.sum(dtype=np.int64)), same and not (mask > 1).any())
+
+
+def _compact(values: TokenValues) -> Columns:
+    # A copy: a view would keep the whole group in memory.
+    mask = values.loss_mask
+    return Columns(values.token_ids.copy(), find_runs(mask, values.turn_ids), values.logprobs[mask > 0])
+
+
+def _digest(place: str, columns: Columns, reward: float) -> bytes:
+    digest = hashlib.sha256(f"{place}\n".encode())
+    parts: tuple[tuple[npt.NDArray[Any], Any], ...] = (
+        (np.array([len(columns.token_ids), len(columns.sampled)]), np.uint64),
+        (columns.token_ids, np.int32),
+        (columns.sampled, np.uint8),
+        (columns.log_probs, np.float32),
+        (np.array([reward]), np.float64),
+    )
+    for values, kind in parts:
+        digest.update(np.ascontiguousarray(values, dtype=kind))
+    return digest.digest()
+
+
+def _give(packed: PackedGroup) -> PackedGroup:
+    return packed
+
+
+def _read_packed(read: Callable[[], bytes]) -> PackedGroup:
+    return PackedGroup.FromString(read())
