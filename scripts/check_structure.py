@@ -17,6 +17,8 @@ ROOTS = ("libs/*", "services/*", "cli", "models")
 """The folders of packages."""
 MAX_MODULES = 15
 """Modules in one package, sub-packages not included."""
+GENERATED = ("api", "cli", "metrics", "models", "settings", "templates")
+"""The pages of docs/reference that `make reference` and the lab write."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def list_pages() -> list[Path]:
     readmes = [page for root in (".", *ROOTS) for page in REPOSITORY.glob(f"{root}/README.md")]
     readmes.append(REPOSITORY / "CONTRIBUTING.md")
     pages = (REPOSITORY / "docs").rglob("*.md")
-    return [*readmes, *(page for page in pages if "reference" not in page.relative_to(REPOSITORY).parts)]
+    return [*readmes, *(page for page in pages if page.parent.name != "reference" or page.stem not in GENERATED)]
 
 
 def count_budgets() -> list[Budget]:

@@ -9,7 +9,7 @@ from forage_cli.settings_reference import SectionDescription, SettingDescription
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs/reference/settings.md"
 _INTRODUCTION = """# Settings
 
-This page lists every setting. How settings are loaded: [configure](../how-to/configure.md). The resolved values of
+This page lists every setting. How settings are loaded: [configure](../start/configure.md). The resolved values of
 your file, and the description of one setting or section:
 
 ```

@@ -6,7 +6,7 @@
 Each stage is a process of its own with a limit of eight minutes. It prints one line of JSON: what was checked against
 which bound, what was measured, the device and the commit. Without a GPU a stage runs its part for CPUs, or says what it
 lacks. Lines are appended to runs/gpu-check/results.jsonl, and with them a table is printed. The exit code is 1 if a
-stage failed. Runs in the environment of the cli; docs/gpu.md explains the stages.
+stage failed. Runs in the environment of the cli; docs/operate/gpu.md explains the stages.
 """
 
 from __future__ import annotations

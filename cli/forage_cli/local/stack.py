@@ -63,7 +63,7 @@ STACKS = "logs/stacks"
 TRAINING = (Program.REDIS, Program.REWARD, Program.RETRIEVER, Program.ROLLOUT, Program.TRAINER)
 SERVING = (Program.REDIS, Program.REWARD, Program.RETRIEVER, Program.ROLLOUT)
 
-# Several processes share few cores, and each library would use them all. See docs/explanation/performance.md.
+# Several processes share few cores, and each library would use them all. See docs/reference/performance.md.
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",

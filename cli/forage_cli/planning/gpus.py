@@ -1,4 +1,4 @@
-"""Kinds of GPUs, with the figures of their data sheets; sources and dates are in docs/data.md."""
+"""Kinds of GPUs, with the figures of their data sheets; sources and dates are in docs/reference/data.md."""
 
 from __future__ import annotations
 

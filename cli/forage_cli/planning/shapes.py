@@ -102,7 +102,7 @@ KNOWN = {
         _qwen("Qwen2.5-32B", 5120, 27648, 64, 40, 8, 152064, False),
     )
 }
-"""Name → shape, from the models' published config.json (docs/data.md)."""
+"""Name → shape, from the models' published config.json (docs/reference/data.md)."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Shapes of published models: the values of their `config.json`, without weights; docs/data.md names the sources."""
+"""Shapes of published models: the values of their `config.json`; docs/reference/data.md names the sources."""
 
 from __future__ import annotations
 

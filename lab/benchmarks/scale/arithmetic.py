@@ -2,8 +2,8 @@
 
     python arithmetic.py
 
-Prints the tables of docs/scale.md. Measured: CPU time, commands and bytes of a trajectory (`measured.json`). Assumed:
-`Fleet`. All else is multiplication.
+Prints the tables of lab/results/scale.md. Measured: CPU time, commands and bytes of a trajectory
+(`measured.json`). Assumed: `Fleet`. All else is multiplication.
 """
 
 from __future__ import annotations

@@ -331,7 +331,7 @@ def main() -> None:
     parser.add_argument("--dispatchers", type=int, default=1)
     parser.add_argument("--engines", type=int, default=4)
     parser.add_argument(
-        "--write", action="store_true", help="renew measured.json, from which docs/scale.md is computed"
+        "--write", action="store_true", help="renew measured.json, from which lab/results/scale.md is computed"
     )
     parser.add_argument("--token-ms", type=float, default=20.0, help="from one token of a sequence to its next")
     options = parser.parse_args()

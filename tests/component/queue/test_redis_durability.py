@@ -49,7 +49,7 @@ def test_a_server_that_does_not_tell_its_configuration_is_named(own_redis: Redis
     (problem,) = check(settings)
     assert "allow CONFIG GET" in problem
     admin.execute_command("ACL", "SETUSER", "forage", "+config|get")
-    assert check(settings) == [], "the rights that docs/deploy/redis.md names are enough"
+    assert check(settings) == [], "the rights that docs/operate/redis.md names are enough"
 
 
 def test_replicas_need_confirmed_writes(

@@ -131,7 +131,7 @@ def test_environments_are_checked_without_an_engine(
 
 
 async def test_the_examples_of_the_how_to_page_work(repository: Path, tmp_path: Path, char_codec: Any) -> None:
-    page = (repository / "docs/how-to/write-an-environment.md").read_text()
+    page = (repository / "docs/guide/write-an-environment.md").read_text()
     (routes,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     file = tmp_path / "dice.py"

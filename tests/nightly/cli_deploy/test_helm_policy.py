@@ -27,7 +27,7 @@ CALLS: dict[tuple[str, str], set[Ports]] = {
     ("console", "redis"): {6379},
     ("test", "rollout"): {18630, 18631, 18632},
 }
-"""(caller, service) → ports, as in docs/explanation/architecture.md."""
+"""(caller, service) → ports, as in docs/start/architecture.md."""
 DIRECT_CALLS: dict[tuple[str, str], set[Ports]] = {
     ("rollout", "trainer"): {18642, (32768, 60999)},
     ("trainer", "rollout"): {(32768, 60999)},

@@ -28,7 +28,13 @@ PAGES = sorted(
 FOLDERS = "cli|configs|deploy|docs|examples|lab|libs|models|proto|scripts|services|tests"
 FORWARDED = ("index", "reward", "serve", "trainer")
 """Commands that run in a service's environment, which knows their options."""
-OTHER_NAMES = ("docs/deploy/", "docs/runbooks/", "docs/how-to/trace.md", "CHANGELOG.md")
+OTHER_NAMES = (
+    *(f"docs/operate/{name}.md" for name in ("backup", "compose", "gpu-kubernetes", "images", "kubernetes")),
+    *(f"docs/operate/{name}.md" for name in ("multi-node", "redis", "upgrade")),
+    "docs/runbooks/",
+    "docs/guide/trace.md",
+    "CHANGELOG.md",
+)
 """Pages with other names in the form of settings: chart values such as `rollout.mode`, spans, former settings."""
 
 

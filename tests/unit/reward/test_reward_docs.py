@@ -1,4 +1,4 @@
-"""The examples of docs/reference/rewards.md and docs/how-to/write-a-reward.md work."""
+"""The examples of docs/reference/rewards.md and docs/guide/write-a-reward.md work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forage_runtime.settings import load_settings
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "reference/rewards.md").read_text()
-GUIDE = (DOCS / "how-to/write-a-reward.md").read_text()
+GUIDE = (DOCS / "guide/write-a-reward.md").read_text()
 
 
 def find_blocks(page: str, language: str) -> list[str]:

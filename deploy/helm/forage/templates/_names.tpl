@@ -58,7 +58,7 @@ redis: {redis: 6379}
 {{- define "forage.direct.port" -}}18642{{- end }}
 
 {{/*
-Who calls whom, on which ports: docs/explanation/architecture.md. The network policies derive from this. `range`: the
+Who calls whom, on which ports: docs/start/architecture.md. The network policies derive from this. `range`: the
 ports from which Linux takes any free one; transfers of policies use such, and either end may connect to the other.
 */}}
 {{- define "forage.arrows" -}}

@@ -1,4 +1,4 @@
-"""The JSON bodies of search agents' clients, each with the reply that they expect: docs/how-to/serve-retrieval.md."""
+"""The JSON bodies of search agents' clients, each with the reply that they expect: docs/guide/serve-retrieval.md."""
 
 from __future__ import annotations
 
