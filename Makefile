@@ -7,8 +7,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(UV_RUN) --with-requirements docs/requirements.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-changed test-long test-seconds test-stress test-compose lint format \
   screenshots console docs docs-serve reference dashboards chart-schema proto lock audit audit-update pin-images \
-  images up down logs bench bench-faiss bench-hybrid bench-retriever-large bench-retriever-start gpu-check simulate \
-  chaos fuzz soak-reward version release clean
+  images up down logs bench gpu-check simulate chaos fuzz soak-reward version release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
@@ -108,19 +107,6 @@ bench: $(patsubst lab/benchmarks/%,bench-%,$(wildcard lab/benchmarks/[a-z]*)) ##
 
 bench-%: setup ## run one benchmark: a table, then one line of JSON
 	@lab/benchmarks/$*/run
-
-bench-faiss: setup ## compare FAISS index types over a million vectors (PASSAGES=1000000)
-	@.venvs/retriever/bin/python lab/benchmarks/retriever/faiss_types.py $(PASSAGES)
-
-bench-hybrid: setup ## choose weights of hybrid search over sets of questions (FORAGE_BENCH_DATA)
-	@.venvs/retriever/bin/python lab/benchmarks/retriever/hybrid_sweep.py
-
-bench-retriever-large: setup ## what index types cost at 21 million passages, by laws (PASSAGES=1000000 TYPES="Flat HNSW32_SQ8" WRITE=1 AGAIN=1 CLEAN=1)
-	@.venvs/retriever/bin/python lab/benchmarks/retriever/large_bench.py $(PASSAGES) $(and $(TYPES),--types $(TYPES)) \
-	  $(and $(WRITE),--write) $(and $(AGAIN),--again) $(and $(CLEAN),--clean)
-
-bench-retriever-start: setup ## time the retriever's start over a million passages (PASSAGES=1000000)
-	@.venvs/retriever/bin/python lab/benchmarks/retriever/start_bench.py $(PASSAGES)
 
 gpu-check: setup ## show on a machine with GPUs what only they can show (STAGES="update engine" MODEL=folder)
 	@scripts/gpu_check/run $(STAGES) $(and $(MODEL),--model $(MODEL))

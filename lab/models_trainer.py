@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 from families import measure_families
-from family_training import describe_lora, draw_rows, find_packing_problem, score_rows, start_trainer, write_tokenizer
+from family_training import describe_lora, find_packing_problem, start_trainer, write_tokenizer
 from model_families import VOCABULARY, list_families
 from published_family import check_published, publish_family
+from scored_rows import draw_rows, score_rows
 from transformers import AutoModelForCausalLM
 
 ATTENTIONS = ("varlen", "flex_attention")

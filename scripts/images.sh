@@ -10,7 +10,12 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 version=$(sed -nE 's/^appVersion: "(.*)"$/\1/p' deploy/helm/forage/Chart.yaml)
-known=(cli console reward retriever rollout trainer) on_gpus=(retriever rollout trainer)
+known=() on_gpus=()
+declare -A homes
+while read -r service home; do
+  known+=("$service"); homes[$service]=$home
+  [ ! -f "$home/requirements.gpu.lock" ] || on_gpus+=("$service")
+done < scripts/services.txt
 device=cpu suffix='' options=() services=("${known[@]}")
 case ${GPU:-} in
   '') ;;
@@ -35,10 +40,9 @@ docker info >/dev/null 2>&1 || { echo "images: no Docker engine answers ($(docke
 
 revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
 for service in "${services[@]}"; do
-  home=services/$service; [ "$service" != cli ] || home=cli
   base=$device; [ "$service" != rollout ] || [ "$device" = gpu ] || base+=-rollout
   DOCKER_BUILDKIT=1 docker build --file services/Dockerfile --target "$service" \
-    --tag "${REGISTRY:+$REGISTRY/}forage/$service:$version$suffix" --build-arg "SERVICE=$service" --build-arg "HOME_OF_SERVICE=$home" --build-arg "BASE=$base" \
+    --tag "${REGISTRY:+$REGISTRY/}forage/$service:$version$suffix" --build-arg "SERVICE=$service" --build-arg "HOME_OF_SERVICE=${homes[$service]}" --build-arg "BASE=$base" \
     --build-arg "VERSION=$version" --build-arg "REVISION=$revision" --build-arg "CREATED=$(date -u +%Y-%m-%dT%H:%M:%SZ)" \
     "${options[@]}" "$@" .
 done

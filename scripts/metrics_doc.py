@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 
-from tools import find_home
+from tools import HOMES
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCUMENT = REPOSITORY / "docs/reference/metrics.md"
@@ -116,7 +116,7 @@ def collect_metrics(service: str) -> list[MetricDescription]:
     libraries = [REPOSITORY / library / f"forage_{Path(library).name}" for library in _list_libraries(service)]
     modules = [module for library in libraries for module in _import_modules(library, is_library=True)]
     if service != "common":
-        modules += _import_modules(find_home(service) / f"forage_{service}")
+        modules += _import_modules(HOMES[service] / f"forage_{service}")
     known = tuple(f"forage_{name}_" for name in SERVICES)
     metrics = {metric.name: metric for module in modules for metric in _describe(module)}
     for metric in metrics.values():
@@ -127,7 +127,7 @@ def collect_metrics(service: str) -> list[MetricDescription]:
 
 def _list_libraries(service: str) -> list[str]:
     """List the folders of the libraries that an environment has."""
-    requirements = find_home("cli" if service == "common" else service) / "requirements.in"
+    requirements = HOMES["cli" if service == "common" else service] / "requirements.in"
     return re.findall(r"(?m)^-r (?:\.\./)+(libs/\w+)/base\.in$", requirements.read_text(encoding="utf-8"))
 
 

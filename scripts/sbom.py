@@ -120,7 +120,7 @@ def make_bom(service: str, device: str, version: str, created: datetime.datetime
     from cyclonedx.model.bom import Bom, BomMetaData
     from cyclonedx.model.component import Component, ComponentType
 
-    lock = tools.find_home(service) / ("requirements.gpu.lock" if device == "gpu" else "requirements.lock")
+    lock = tools.HOMES[service] / ("requirements.gpu.lock" if device == "gpu" else "requirements.lock")
     text = lock.read_text(encoding="utf-8")
     components = list(read_python_components(text, find_licenses(service)))
     if service == "console":

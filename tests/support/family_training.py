@@ -5,15 +5,11 @@ Each function takes a model's folder in the Hugging Face layout, with a tokenize
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from random_model import CONTROLS, build_tokenizer
 from structlog.testing import capture_logs
-from transformers import PreTrainedModel
 
 from forage_runtime.settings import load_settings
 from forage_trainer.engine.engine_config import build_engine_config, build_model_config, resolve_engine
@@ -63,19 +59,3 @@ def describe_lora(folder: Path) -> dict[str, Any]:
         PolicyWorker(load_settings(None, [f"model.path={folder}", *_FEW, *lora], {}))
     line = next(line for line in logs if line["event"] == "adapter_trained")
     return {name: line[name] for name in ("modules", "experts", "routers", "parameters", "merged")}
-
-
-def draw_rows(vocabulary: int) -> list[list[int]]:
-    """Draw rows of tokens, of which one is longer than the window of attention of the models of `model_families`."""
-    source = random.Random(47)
-    return [[source.randrange(3, vocabulary) for _ in range(length)] for length in (56, 21)]
-
-
-def score_rows(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Compute transformers' log-probabilities of the rows' tokens but the first."""
-    scores = []
-    for row in rows:
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor([row]), use_cache=False).logits[0, :-1]
-        scores.append(logits.log_softmax(-1).gather(1, torch.tensor(row[1:])[:, None])[:, 0].tolist())
-    return scores

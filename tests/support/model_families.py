@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -206,6 +207,15 @@ def build_family(kind: str, seed: int = 0) -> PreTrainedModel:
         raise ValueError(f"{kind} has {size} parameters in the sizes that are set")
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def move_weights(model: torch.nn.Module, seed: int = 5, scale: float = 0.02) -> None:
+    """Change every parameter a little, as training does."""
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter  # of the only process: whole
+            local.add_(scale * torch.randn(parameter.shape, generator=draw))
 
 
 def _choose_sizes(kind: str, config: PretrainedConfig) -> dict[str, Any]:

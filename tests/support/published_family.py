@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from model_families import build_family
+from model_families import build_family, move_weights
 from safetensors.torch import load_file
-from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from forage_trainer.weights.checkpoint_tensors import build_checkpoint
@@ -17,15 +16,6 @@ from forage_weights.trainer.model_files import write_model_folder
 def read_saved(folder: Path) -> dict[str, torch.Tensor]:
     """Read all tensors of a model folder."""
     return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
-
-
-def move_weights(model: torch.nn.Module, seed: int = 5, scale: float = 0.02) -> None:
-    """Change every parameter a little, as training does."""
-    draw = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter  # of the only process: whole
-            local.add_(scale * torch.randn(parameter.shape, generator=draw))
 
 
 def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:

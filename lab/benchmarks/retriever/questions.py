@@ -41,11 +41,6 @@ def load() -> Data:
     folder = os.environ.get("FORAGE_BENCH_DATA")
     if folder:
         return Data(Path(folder).name, Path(folder) / "corpus.jsonl.gz", Path(folder) / "queries.jsonl.gz")
-    return load_world()
-
-
-def load_world() -> Data:
-    """The bundled world facts, generated on the first run."""
     data = Data("world facts", WORLD / "corpus.jsonl", WORLD / "questions.jsonl")
     if not data.file.is_file():
         _make_world(data)

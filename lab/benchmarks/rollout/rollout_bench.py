@@ -11,8 +11,7 @@ Every method samples the same trajectories on the tiny policy: prompts, turns, l
 
 - orders (`batch_order.py`): a batch whose searches take 0.2 to 2 s, by priority and first come first served.
 
-The retriever is a stand-in that takes exactly 5, 50 or 200 ms; a loaded one is measured last, by `queue_policies.py`,
-without an engine. Rounds are interleaved; ratios are medians of rounds.
+The retriever is a stand-in that takes exactly 5, 50 or 200 ms. Rounds are interleaved; ratios are medians of rounds.
 """
 
 from __future__ import annotations
@@ -179,19 +178,6 @@ def measure_pauses(service: Service, prompts: int, number: int) -> list[float]:
     return pauses
 
 
-def measure_queue_policies(log: Path) -> dict[str, Any]:
-    """Measure in which order a loaded retriever should search: `queue_policies.py`, about a minute and a half."""
-    command = [str(find_interpreter(Program.RETRIEVER)), str(HERE / "queue_policies.py")]
-    with log.open("w", encoding="utf-8") as file:
-        process = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=file, env=build_environment(), text=True, encoding="utf-8"
-        )
-    if process.returncode:
-        sys.exit(f"queue_policies.py failed: see {log}")
-    measured: dict[str, Any] = json.loads(process.stdout)
-    return measured
-
-
 def measure_orders(engine: InProcess, prompts: int, next_pass: Callable[[], int]) -> dict[str, dict[str, float]]:
     """Measure the time of a batch by the engine's order, each order twice, in turns: medians."""
     found: dict[str, list[dict[str, float]]] = {"fcfs": [], "priority": []}
@@ -284,21 +270,7 @@ def main() -> None:
         pauses = measure_pauses(service, 2 * prompts, bench.next_pass())
         spinner.update("stopping")
         stack.close()
-        policies = measure_queue_policies(logs / "queue_policies.log")
-    report(console, bench, prompts, busy, pauses, policies, orders)
-
-
-def report_policies(console: Console, policies: dict[str, Any]) -> None:
-    """Print how long searches wait at a loaded retriever, by the order of its queue."""
-    table = Table(title="loaded retriever: seconds that a search waits")
-    for column in ("order of the queue", "mean", "by token of context", "longest", "batch done"):
-        table.add_column(column, justify="left" if column == "order of the queue" else "right", no_wrap=True)
-    rows = [(f"simulated: {name}", one) for name, one in policies["simulated"].items()]
-    rows += [(f"measured: {way} context_tokens", one) for way, one in policies["measured"].items()]
-    for name, one in rows:
-        seconds = (one[key] for key in ("wait_s", "wait_per_token_s", "longest_wait_s", "batch_s"))
-        table.add_row(name, *(f"{value:.2f}" for value in seconds))
-    console.print(table)
+    report(console, bench, prompts, busy, pauses, orders)
 
 
 def report_orders(console: Console, orders: dict[str, dict[str, float]]) -> None:
@@ -328,7 +300,6 @@ def report(
     prompts: int,
     busy: float,
     pauses: list[float],
-    policies: dict[str, Any],
     orders: dict[str, dict[str, float]],
 ) -> None:
     rates, trajectories = bench.rates, plan.list_rows(plan.list_uids(prompts, 0), SAMPLES)
@@ -349,9 +320,7 @@ def report(
         table.add_row(name, f"{rate / each:.1f}", f"{rate:.0f}", f"{compute_ratio(name, 'ideal'):.2f}")
     console.print(table)
     report_processor_time(console, bench.times.summarize())
-    report_policies(console, policies)
     report_orders(console, orders)
-    weighted = {way: one["wait_per_token_s"] for way, one in policies["measured"].items()}
     summary = {
         f"vs_lockstep_{delay}ms{'' if rows == SLOTS else f'_{rows}_rows'}": compute_ratio(
             f"service, {delay} ms", f"lock-step of {rows}, {delay} ms"
@@ -365,7 +334,6 @@ def report(
         "engine_busy_64": busy,
         "update_pause_s": max(pauses),
         "batch_s_priority_over_fcfs": orders["priority"]["batch_s"] / orders["fcfs"]["batch_s"],
-        "priority_wait_ratio": weighted["with"] / weighted["without"],
         "rounds": len(rates["ideal"]),
     }
     print(json.dumps({key: round(value, 3) for key, value in summary.items()}))

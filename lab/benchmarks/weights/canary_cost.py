@@ -1,4 +1,6 @@
-"""What the canary costs a load: `.venvs/rollout/bin/python lab/benchmarks/weights/canary_cost.py [--model FOLDER]`.
+"""What the canary costs a load: canary_cost.py [--model FOLDER].
+
+By `PYTHONPATH=tests/support .venvs/rollout/bin/python`.
 
 One engine loads the same two policies again and again, in turns without and with a canary of four rows of 64 tokens,
 while it samples (`--running 0`: while it is idle). Prints the median seconds of a load and of its pause, both ways, and
@@ -10,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import random
 import shutil
 import statistics
 import tempfile
@@ -35,22 +36,19 @@ MOVE = 1e-3
 def write_policies(model: Path, folder: Path) -> list[tuple[Path, Canary]]:
     """The model's policy and one that is a little away from it, with their canaries."""
     import torch
+    from scored_rows import build_canary, draw_rows
     from transformers import AutoModelForCausalLM
 
     trained = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    draw = random.Random(47)
-    rows = [[draw.randrange(trained.config.vocab_size) for _ in range(TOKENS)] for _ in range(ROWS)]
+    rows = draw_rows(trained.config.vocab_size, [TOKENS] * ROWS)
     found = []
     for name in ("a", "b"):
         target = shutil.copytree(model, folder / name, ignore=shutil.ignore_patterns("*.safetensors", "*.index.json"))
         trained.save_pretrained(target)
+        found.append((Path(target), build_canary(trained, rows)))
         with torch.no_grad():
-            scores = torch.log_softmax(trained(torch.tensor(rows)).logits[:, :-1], -1)
-            given = scores.gather(2, torch.tensor(rows)[:, 1:, None])[..., 0].tolist()
             for parameter in trained.parameters():
                 parameter.add_(MOVE * parameter.abs().mean())
-        lines = [Canary.Row(token_ids=tokens, logprobs=values) for tokens, values in zip(rows, given, strict=True)]
-        found.append((Path(target), Canary(rows=lines, dtype="float32")))
     return found
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import statistics
 import sys
 import tempfile
@@ -18,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from served_families import poll_until_ready, score, start_engine
+from family_serving import ENGINE, poll_until_ready, score, start_engine
+from scored_rows import draw_rows
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
-from vllm import LLM
+
+from forage_rollout.core.arguments import build_environment
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 4096,
@@ -33,13 +36,14 @@ SHAPE: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 EXPERTS, WIDTH = 8, 416
+ROWS = draw_rows(SHAPE["vocab_size"])
 CONFIGS: dict[str, PretrainedConfig] = {
     "dense": Qwen3Config(**SHAPE, intermediate_size=EXPERTS * WIDTH),
     "experts": Qwen3MoeConfig(**SHAPE, num_experts=EXPERTS, num_experts_per_tok=2, moe_intermediate_size=WIDTH),
 }
 
 
-def load_once(llm: LLM, files: list[str], number: int) -> dict[str, float]:
+def load_once(llm: Any, files: list[str], number: int) -> dict[str, float]:
     began = time.perf_counter()
     llm.collective_rpc("begin_policy", args=(number, files, [], f"load {number}"))
     built = time.perf_counter()
@@ -48,7 +52,7 @@ def load_once(llm: LLM, files: list[str], number: int) -> dict[str, float]:
     llm.collective_rpc("put_policy", args=(number,))
     put = time.perf_counter()
     llm.collective_rpc("drop_policy", args=(number,))
-    score(llm)
+    score(llm, ROWS)
     return {"begin_ms": 1e3 * (built - began), "load_s": ready - began, "put_ms": 1e3 * (put - ready)}
 
 
@@ -57,8 +61,8 @@ def serve(config: PretrainedConfig, folder: Path, pipe: Any) -> None:
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
     files = [*folder.glob("*.safetensors")]
-    llm = start_engine(folder)
-    score(llm)
+    llm, _ = start_engine(folder)
+    score(llm, ROWS)
     pipe.send(sum(file.stat().st_size for file in files))
     while number := pipe.recv():
         pipe.send(load_once(llm, [str(file) for file in files], number))
@@ -68,6 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     rounds = parser.parse_args().rounds
+    os.environ |= build_environment(ENGINE)
     context, pipes, sizes = multiprocessing.get_context("fork"), {}, {}
     with tempfile.TemporaryDirectory() as work:
         for name, config in CONFIGS.items():

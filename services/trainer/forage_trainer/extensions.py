@@ -7,16 +7,14 @@ text, have processes of their own.
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from forage_runtime.errors import SettingsError, UserError
 from forage_runtime.settings import Settings
+from forage_runtime.user_code import UserCodeError, load_object
 
 Function = Callable[..., Any]
 
@@ -36,17 +34,12 @@ def load_function(setting: str, source: str) -> Function:
     Raises:
         SettingsError: it cannot be loaded, or is no function.
     """
-    place, _, name = source.rpartition(":")
     try:
-        module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-        found = getattr(module, name, None)
-    except BaseException as error:
-        why = f"{type(error).__name__}: {error}"
-        raise SettingsError(f"{setting} = '{source}' cannot be loaded ({why}): correct it") from error
-    if not callable(found):
-        has = f"has no function '{name}'" if found is None else f"has '{name}', which is no function"
-        raise SettingsError(f"{setting} = '{source}': {place} {has}: define it, or name another")
-    function: Function = found
+        function: Function = load_object(source)
+    except UserCodeError as error:
+        raise SettingsError(f"{setting} = {error}") from error
+    if not callable(function):
+        raise SettingsError(f"{setting} = '{source}' is {function!r:.100}: expected a function")
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
@@ -56,15 +49,6 @@ def load_function(setting: str, source: str) -> Function:
             raise ExtensionError(f"{setting} = '{source}' raised {type(error).__name__}: {error}") from error
 
     return call
-
-
-def _load_file(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"forage_user_{path.stem}", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise FileNotFoundError(f"{path} is no file in {Path.cwd()}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def describe_given(value: Any) -> str:

@@ -127,10 +127,10 @@ def test_a_call_waits_no_longer_than_the_deadline_of_its_request(router: RewardR
     ("settings", "sentence"),
     [
         (UserReward(path=Path("/nowhere/reward.py")), "not a Python file"),
-        (UserReward(path=CODE, function="other"), "has no function 'other'"),
+        (UserReward(path=CODE, function="other"), "has no 'other'"),
         (UserReward(entry_point="no_such_package:score"), "ModuleNotFoundError"),
         (UserReward(entry_point="unknown"), "no installed package has 'unknown' in forage.rewards"),
-        (UserReward(entry_point="os:name"), "which is not a function"),
+        (UserReward(entry_point="os:name"), "'os:name' is 'posix': expected a function"),
     ],
 )
 def test_a_function_that_cannot_be_loaded_is_a_settings_error(settings: UserReward, sentence: str) -> None:

@@ -13,7 +13,6 @@ import tools
 from check_structure import REPOSITORY
 from packaging.requirements import Requirement
 
-SERVICES = ("cli", "console", "retriever", "reward", "rollout", "trainer")
 ON_GPUS = ("retriever", "rollout", "trainer")
 DECIDED_BY_CUDA_BUILDS = {"torch", "triton", "apache-tvm-ffi"}
 """Packages whose version may differ: torch in its suffix, the others because torch or vLLM for CUDA ask for theirs."""
@@ -35,9 +34,9 @@ def read_lock(file: Path) -> dict[str, str]:
     return {name.lower(): version for name, version in re.findall(r"(?m)^([\w.-]+)==(\S+)", file.read_text())}
 
 
-@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("service", tools.HOMES)
 def test_locks_of_gpus_are_those_of_cpus_but_for_what_is_built_for_cuda(service: str) -> None:
-    folder = tools.find_home(service)
+    folder = tools.HOMES[service]
     assert (folder / "requirements.gpu.lock").exists() == (service in ON_GPUS)
     if service not in ON_GPUS:
         return
@@ -110,7 +109,7 @@ class Checkout:
         self.log = root / "log"
         homes = ("cli/", "libs/*/", "services/*/")
         patterns = [f"{home}{kind}" for home in homes for kind in ("*.in", "*.lock", "pyproject.toml")]
-        for pattern in ("scripts/setup.sh", *patterns):
+        for pattern in ("scripts/setup.sh", "scripts/services.txt", *patterns):
             for file in REPOSITORY.glob(pattern):
                 copy = root / file.relative_to(REPOSITORY)
                 copy.parent.mkdir(parents=True, exist_ok=True)

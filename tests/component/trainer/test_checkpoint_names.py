@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from model_families import build_family
-from published_family import assert_equal, move_weights, read_saved
+from model_families import build_family, move_weights
+from published_family import assert_equal, read_saved
 from random_model import build_random_model
 from trainer_parts import VOCABULARY, save_checkpoint, write_model
 from transformers import AutoModelForCausalLM

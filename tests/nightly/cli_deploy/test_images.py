@@ -20,7 +20,7 @@ from waiting import wait_until
 
 from forage_runtime.settings import Settings
 
-SERVICES = ("cli", "console", "reward", "retriever", "rollout", "trainer")
+SERVICES = tuple(tools.HOMES)
 """Images, named like the folders in services/."""
 GPU_SERVICES = ("retriever", "rollout", "trainer")
 OWNER = "10001:10001"
@@ -133,7 +133,8 @@ def test_copied_files_exist_and_are_in_the_build_context(image: str) -> None:
     for value in select_values([*read_stages()["build"], *read_final_stages(image)], "COPY"):
         if value.startswith("--from="):
             continue
-        for source in value.replace("${SERVICE}", image).split()[:-1]:
+        home = str(tools.HOMES[image].relative_to(REPOSITORY))
+        for source in value.replace("${SERVICE}", image).replace("${HOME_OF_SERVICE}", home).split()[:-1]:
             found = sorted(REPOSITORY.glob(source))
             assert found, source
             below = [file for path in found for file in (path.iterdir() if path.is_dir() else [path])]
@@ -202,7 +203,7 @@ def test_images_differ_only_in_their_base_and_their_lock() -> None:
 
 @pytest.mark.parametrize("image", GPU_SERVICES)
 def test_a_base_that_brings_torch_brings_the_version_of_the_lock(image: str) -> None:
-    lock = (tools.find_home(image) / "requirements.lock").read_text()
+    lock = (tools.HOMES[image] / "requirements.lock").read_text()
     locked = dict(re.findall(r"(?m)^(torch|vllm)[\w-]*==([\d.]+)", lock))
     package = "vllm" if image == "rollout" else "torch"
     [base] = [
@@ -234,7 +235,7 @@ def test_the_chart_uses_images_that_exist_and_their_commands(name: str) -> None:
     [
         (
             {"SERVICES": "reward judge"},
-            "SERVICES contains judge, expected some of: cli console reward retriever rollout trainer",
+            "SERVICES contains judge, expected some of: cli console retriever reward rollout trainer",
         ),
         ({"SERVICES": "reward", "GPU": "1"}, "reward has no GPU image, expected some of: retriever rollout trainer"),
         ({"GPU": "2"}, "GPU is '2', expected 1 or base"),

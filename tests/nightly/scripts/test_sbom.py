@@ -30,7 +30,8 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, A
 
 def test_every_service_and_device_has_one() -> None:
     documents = sbom.list_documents()
-    assert len(documents) == len(set(documents)) == len([*sbom.REPOSITORY.glob("services/*/requirements*.lock")])
+    locks = [lock for home in tools.HOMES.values() for lock in home.glob("requirements*.lock")]
+    assert len(documents) == len(set(documents)) == len(locks)
     assert {("cli", "cpu"), ("rollout", "cpu"), ("rollout", "gpu")} <= set(documents)
 
 
@@ -41,7 +42,7 @@ def test_every_locked_package_is_a_component_with_its_hashes(
     document = documents[f"forage-{service}"]
     assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
     assert document["metadata"]["component"]["name"] == f"forage-{service}"
-    lock = (tools.find_home(service) / "requirements.lock").read_text()
+    lock = (tools.HOMES[service] / "requirements.lock").read_text()
     components = [one for one in document["components"] if one["purl"].startswith("pkg:pypi/")]
     assert {(one["name"], one["version"]) for one in components} == {
         (package.name, package.version) for package in read_python_lock(lock)

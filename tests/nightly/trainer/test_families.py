@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from family_training import draw_rows, find_packing_problem, score_rows, write_tokenizer
+from family_training import find_packing_problem, write_tokenizer
 from model_families import VOCABULARY
 from published_family import check_published, publish_family
+from scored_rows import draw_rows, score_rows
 from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.timeout(1800)

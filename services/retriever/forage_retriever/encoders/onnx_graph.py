@@ -1,7 +1,7 @@
 """Rewrites exported graphs: layer norms that ONNX Runtime computes fast, and weights in int8.
 
 CPU ms per query of MiniLM (15 tokens on average, tokenization included, one thread, VNNI), the change of a vector by 63
-other texts, hit@3 of exact search for 2,803 questions over 15,190 passages (`lab/benchmarks/retriever/encoders.py`):
+other texts, hit@3 of exact search for 2,803 questions over 15,190 passages:
 
                                      at 1    at 16    at 64   moved   hit@3
     sentence-transformers           15.19     7.99    10.78   2e-07

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from forage_retriever.hits import Filters
@@ -58,9 +58,7 @@ R = TypeVar("R", bound=Request)
 class WaitingRequests(Generic[R]):
     """Takes batches of the requests that are due first. Not thread-safe."""
 
-    def __init__(self, compute_due: Callable[[Urgency, float], float] = compute_due) -> None:
-        """`compute_due` gives the time at which a request is due; the benchmark compares several."""
-        self._compute_due = compute_due
+    def __init__(self) -> None:
         self._all: list[tuple[tuple[float, int], R]] = []
         self._alike: dict[SearchOptions, list[tuple[tuple[float, int], R]]] = {}
         self._numbers = itertools.count()
@@ -110,7 +108,7 @@ class WaitingRequests(Generic[R]):
         return batch
 
     def _push(self, request: R, now: float) -> None:
-        request.due = (self._compute_due(request.urgency, now), next(self._numbers))
+        request.due = (compute_due(request.urgency, now), next(self._numbers))
         for heap in (self._all, self._alike.setdefault(request.options, [])):
             heapq.heappush(heap, (request.due, request))
 

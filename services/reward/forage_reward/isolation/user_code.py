@@ -8,19 +8,17 @@ does not start with "_".
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
 import numbers
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any
 
 from forage_reward.score import Component, Score, Status, sum_components, withhold_score
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 from forage_runtime.errors import UserError
+from forage_runtime.user_code import UserCodeError, load_object, name_errors
 from forage_sandbox.confinement import Confinement
 from forage_sandbox.explanations import explain
 
@@ -40,38 +38,22 @@ def load_function(path: str, entry_point: str, function: str, confinement: Confi
     Raises:
         UserError: it does not exist, cannot be imported, or is not a function.
     """
-    source = path or entry_point
+    source = f"{path}:{function}" if path else entry_point
     try:
-        function_object = _load_from_file(Path(path), function) if path else _load_from_entry_point(entry_point)
-    except UserError:
-        raise
-    except BaseException as error:  # noqa: BLE001 - foreign code at import may raise anything, SystemExit included
-        why = f"{type(error).__name__}: {error}{explain(error, confinement)}"
-        raise UserError(f"{source} cannot be loaded ({why}): correct it") from None
-    if not callable(function_object):
-        raise UserError(f"{source} gives {function_object!r}, which is not a function")
-    return function_object  # type: ignore[no-any-return]
+        loaded = load_object(source) if ":" in source else _load_installed(source)
+    except UserCodeError as error:
+        raise UserError(f"{error}{explain(error, confinement)}") from None
+    if not callable(loaded):
+        raise UserError(f"'{source}' is {loaded!r:.100}: expected a function")
+    return loaded  # type: ignore[no-any-return]
 
 
-def _load_from_file(path: Path, function: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"forage_user_{path.stem}", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise UserError(f"{path} is not a Python file: give an existing .py file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, function):
-        raise UserError(f"{path} has no function '{function}': define it, or set `function`")
-    return getattr(module, function)
-
-
-def _load_from_entry_point(name: str) -> Any:
-    if ":" in name:
-        module, _, attribute = name.partition(":")
-        return getattr(importlib.import_module(module), attribute)
+def _load_installed(name: str) -> Any:
     known = {point.name: point for point in entry_points(group=GROUP)}
     if name not in known:
         raise UserError(f"no installed package has '{name}' in {GROUP} (known: {', '.join(sorted(known)) or 'none'})")
-    return known[name].load()
+    with name_errors(name):
+        return known[name].load()
 
 
 def call_user_function(

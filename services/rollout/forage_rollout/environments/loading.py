@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.util
 import inspect
 import re
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from types import ModuleType
 
 from forage_rollout.environments.environment import Environment
 from forage_rollout.environments.search import Search
 from forage_rollout.environments.single_turn import SingleTurn
 from forage_runtime.clients.retriever import RetrieverClient
+from forage_runtime.errors import ForageError
 from forage_runtime.settings import EnvironmentRoute, RolloutSettings
+from forage_runtime.user_code import load_file, load_object
 
 BUILT_IN: Mapping[str, type[Environment]] = {"search": Search, "single_turn": SingleTurn}
 EXPECTED = f"one of {', '.join(BUILT_IN)}; or nothing = that of the data source"
@@ -28,6 +25,7 @@ def create_environment(route: EnvironmentRoute, rollout: RolloutSettings, retrie
     """Load, create and check one environment.
 
     Raises:
+        UserCodeError: there is no such code, or it raised while it was loaded.
         ValueError: it is not an environment; the message says what was expected.
         Exception, SystemExit: whatever its own code raised.
     """
@@ -37,8 +35,8 @@ def create_environment(route: EnvironmentRoute, rollout: RolloutSettings, retrie
 
 
 def explain_error(error: BaseException) -> str:
-    """Why an environment could not be created; a ValueError is a sentence already."""
-    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    """Why an environment could not be created; a ValueError and an error of ours are sentences already."""
+    return str(error) if isinstance(error, ValueError | ForageError) else f"{type(error).__name__}: {error}"
 
 
 def _find_class(route: EnvironmentRoute) -> type[Environment]:
@@ -47,32 +45,11 @@ def _find_class(route: EnvironmentRoute) -> type[Environment]:
             raise ValueError(f"no environment has this name: expected one of {', '.join(BUILT_IN)}")
         return BUILT_IN[route.name]
     if route.path is not None:
-        return _find_single_class(_import_file(route.path))
-    module, colon, name = route.entry_point.partition(":")
-    if not colon:
-        raise ValueError("entry_point must be module:class")
-    kind = getattr(importlib.import_module(module), name, None)
+        return _find_single_class(load_file(route.path))
+    kind = load_object(route.entry_point)
     if not (inspect.isclass(kind) and issubclass(kind, Environment)):
-        raise ValueError(f"{name} is {kind!r}: expected a subclass of {Environment.__qualname__}")
+        raise ValueError(f"'{route.entry_point}' is {kind!r}: expected a subclass of {Environment.__qualname__}")
     return kind
-
-
-def _import_file(path: Path) -> ModuleType:
-    """Import a Python file, once a process."""
-    name = f"forage_environment_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise ValueError("not a Python file: expected an existing .py file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def _find_single_class(module: ModuleType) -> type[Environment]:

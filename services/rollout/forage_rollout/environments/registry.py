@@ -10,7 +10,7 @@ from forage_rollout.environments.environment import Environment, Episode
 from forage_rollout.environments.loading import BUILT_IN, create_environment, explain_error
 from forage_rollout.environments.remote import RemoteEnvironment
 from forage_runtime.clients.retriever import RetrieverClient
-from forage_runtime.errors import ForageError, SettingsError
+from forage_runtime.errors import SettingsError
 from forage_runtime.settings import Settings
 from forage_runtime.settings.rollout import DEFAULT_ENVIRONMENT
 from forage_sandbox.support import log_protections
@@ -83,10 +83,8 @@ def load_environments(settings: Settings, retriever: RetrieverClient) -> Environ
                 loaded[source] = RemoteEnvironment(source, settings, retriever)
         except (Exception, SystemExit) as error:  # user code may raise anything
             _kill(loaded)
-            reason = str(error) if isinstance(error, ForageError) else explain_error(error)
-            raise SettingsError(
-                f"rollout.environments.{source} ({route.name or route.entry_point or route.path}): {reason}"
-            ) from error
+            named = route.name or route.entry_point or route.path
+            raise SettingsError(f"rollout.environments.{source} ({named}): {explain_error(error)}") from error
     return Environments({name: kind(rollout, retriever) for name, kind in BUILT_IN.items()}, loaded)
 
 
