@@ -33,7 +33,7 @@ def test_a_resolved_tree_reads_back_equal(tmp_path: Path) -> None:
     [
         ("trainer.totl_training_steps=3", "unknown setting 'trainer.totl_training_steps'.*'total_training_steps'"),
         ("rollot.n=3", "unknown setting 'rollot'.*'rollout'"),
-        ("rollout.engine.zzz=1", "unknown setting 'rollout.engine.zzz'.*known here: args, block_size"),
+        ("rollout.engine.zzz=1", "unknown setting 'rollout.engine.zzz'.*known here: args, dtype"),
         ("rollout.n=many", "'rollout.n' is 'many'.*integer"),
         ("rollout.n=0", "'rollout.n' is 0.*greater than or equal to 1"),
         ("run.id=a/b", "'run.id' is 'a/b'"),

@@ -21,7 +21,11 @@ _MOST_VALUES, _MOST_DEPTH = 100_000, 100
 
 ENV_PREFIX = "FORAGE__"
 
-RENAMED = {"rollout.attach": "rollout.use_existing_app"}
+RENAMED = {
+    "rollout.attach": "rollout.use_existing_app",
+    "rollout.engine.block_size": "rollout.engine.args.block_size",
+    "rollout.engine.enforce_eager": "rollout.engine.args.enforce_eager",
+}
 """Old name → new name, both from the root of the tree. An old name is an error that names the new one."""
 
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
