@@ -25,8 +25,8 @@ from forage_weights.rollout.adapter import build_engine_arguments
 log = get_logger()
 _BATCHED_TOKENS_CPU = 4096
 BLOCK_SIZE = 32
-"""Tokens of a block of the KV cache: a prefix is shared in whole blocks, and vLLM's own choice on CPUs, 128 tokens, is
-longer than most of what turns of a trajectory share."""
+"""Tokens of a block of the KV cache: what turns of a trajectory share is shared in whole blocks, so larger ones leave
+more of it to compute again; vLLM's own 16 has its scheduler count twice as many."""
 _SETTINGS = {
     "data_parallel_size": "rollout.engine_replicas.min",
     "dtype": "rollout.engine.dtype",

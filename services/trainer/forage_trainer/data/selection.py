@@ -71,7 +71,7 @@ def leave_out_unusable(groups: Sequence[TrajectoryGroup], settings: TrainerSetti
         if (tokens := count_tokens(trajectory).tokens) > limit:
             counts["too_long_trajectories"] += 1
             detail = f"too long: it has {tokens} tokens, and {name} is {limit}"
-        elif cut is not None and not settings.algorithm.train_cut_contexts:
+        elif cut is not None:
             counts["cut_trajectories"] += 1
             detail = f"cut context: turn {cut.index} was sampled without the first {cut.context_begin} tokens"
         else:
