@@ -72,7 +72,7 @@ def main() -> None:
         data = load_data()
         sets += _read_sets(data, _list_sources(data))
     present = Fusion.from_settings(RetrieverSettings())
-    fusions = list_fusions(present.title_weight)
+    fusions = list_fusions()
     best = choose_fusion([own.chooses for own in sets], fusions)
     ranks: dict[str, Rank] = {
         "former": lambda one: FORMER.fuse(one.rankings),

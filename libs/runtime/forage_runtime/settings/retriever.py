@@ -71,7 +71,6 @@ class RetrieverSettings(Section):
     rrf_k: int = Field(1, ge=1, description="Constant k of reciprocal rank fusion in hybrid mode")
     bm25_weight: float = Field(0.9, ge=0, description="Weight of the BM25 ranking in hybrid mode")
     dense_weight: float = Field(1.0, ge=0, description="Weight of the dense ranking in hybrid mode")
-    title_weight: float = Field(4.0, ge=0, description="Weight of passages whose title is the query, in hybrid mode")
     encoder: EncoderSettings = EncoderSettings()
     rerank: RerankSettings = RerankSettings()
     shards: tuple[Address, ...] = Field(
