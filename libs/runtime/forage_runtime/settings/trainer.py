@@ -76,11 +76,6 @@ class RaySettings(Section):
 class TrainerSettings(Section):
     """The training loop; names as verl's where verl has the setting."""
 
-    launcher: Literal["auto", "process", "ray"] = Field(
-        "auto",
-        description="process: this process or those of torchrun; ray: actors of Ray; "
-        "auto: ray if ray.address is set or nnodes or n_gpus_per_node is above 1",
-    )
     device: Device = Field(
         "auto", description="Where processes compute; auto: on GPUs where PyTorch was built for them, else on CPUs"
     )
@@ -143,8 +138,7 @@ class TrainerSettings(Section):
     @property
     def uses_ray(self) -> bool:
         """Whether the trainer's processes are actors of Ray."""
-        needs_ray = bool(self.ray.address) or self.nnodes > 1 or self.n_gpus_per_node > 1
-        return self.launcher == "ray" or (self.launcher == "auto" and needs_ray)
+        return bool(self.ray.address) or self.nnodes > 1 or self.n_gpus_per_node > 1
 
     @property
     def max_trajectory_length(self) -> tuple[int, str]:
@@ -155,12 +149,7 @@ class TrainerSettings(Section):
         return min(limits)
 
     @model_validator(mode="after")
-    def _check_launcher(self) -> TrainerSettings:
-        if self.launcher == "process" and self.nnodes * self.n_gpus_per_node > 1:
-            raise ValueError(
-                f"launcher=process takes the processes that torchrun starts, not nnodes={self.nnodes} times "
-                f"n_gpus_per_node={self.n_gpus_per_node}: set both to 1, or launcher=ray"
-            )
+    def _check_processes(self) -> TrainerSettings:
         if self.nnodes > 1 and not self.ray.address:
             raise ValueError(
                 f"nnodes={self.nnodes} needs a Ray cluster with so many nodes: give its address in trainer.ray.address"
