@@ -25,6 +25,7 @@ RENAMED = {
     "rollout.attach": "rollout.use_existing_app",
     "rollout.engine.block_size": "rollout.engine.args.block_size",
     "rollout.engine.enforce_eager": "rollout.engine.args.enforce_eager",
+    "trainer.algorithm.probe_penalty.timeout_s": "trainer.probe.timeout_s",
     "trainer.engine.reshard_after_forward": "trainer.engine.args.reshard_after_forward",
 }
 """Old name → new name, both from the root of the tree. An old name is an error that names the new one."""
