@@ -36,10 +36,12 @@ class PublishSettings(Section):
         " no host: the address from which this machine reaches Redis; empty: that, and a free port",
     )
     direct_backend: Literal["auto", "gloo"] = Field("auto", description="auto: NCCL between GPUs, else gloo (sockets)")
-    delta: Literal["auto", "never"] = Field(
-        "auto", description="auto: only what a step has changed is published, where that is a quarter or less"
+    full_every: int = Field(
+        16,
+        ge=1,
+        description="Interval of whole policies; between them only what a step has changed is published, where that is"
+        " a quarter or less; 1: every policy is whole",
     )
-    full_every: int = Field(16, ge=1, description="Interval of whole policies where deltas are published")
     uri: Url = Field("", description="Where engines get policies, as an fsspec URL; empty: from the run's folder")
 
 
