@@ -19,7 +19,7 @@ store."""
 _DELTAS = ("trainer.publish.dtype=bfloat16", "trainer.publish.full_every=3", "trainer.actor.optim.lr=3e-5")
 """In bfloat16 such a step changes few elements; the demo's learning rate would change most, and publish them whole."""
 _SETTINGS = {
-    "files": ("trainer.publish.delta=never",),
+    "files": ("trainer.publish.full_every=1",),
     "delta": _DELTAS,
     "direct": (*_DELTAS, "rollout.weights.transport=direct"),
     "s3": (*_DELTAS, f"trainer.publish.uri=s3://{BUCKET}/runs"),

@@ -144,7 +144,6 @@ class Scenario:
                     },
                     "batch_timeout_s": 180.0,
                     "straggler_timeout_s": self.straggler_s,
-                    "partial_groups": "drop" if self.straggler_s else "wait",
                     "rollout_data_freq": 0,
                     "guards": {"non_finite": {"action": "rollback"}, "max_rollbacks": 10},
                     "algorithm": {"filter_groups": self.max_refills > 0},

@@ -55,13 +55,11 @@ async def serve_shard(index: Index, address: str, max_waiting: int = 1000) -> As
 
 
 @asynccontextmanager
-async def serve_merger(
-    *addresses: str, timeout_s: float = LONG_S, mode: RetrievalMode = RetrievalMode.BM25
-) -> AsyncIterator[Retrieval]:
+async def serve_merger(*addresses: str, mode: RetrievalMode = RetrievalMode.BM25) -> AsyncIterator[Retrieval]:
     """A retrieval over the retrievers at these addresses."""
-    settings = RetrieverSettings(mode=mode, shards=addresses, queue_timeout_s=timeout_s, max_waiting=100)
+    settings = RetrieverSettings(mode=mode, shards=addresses, max_waiting=100)
     merged = Front(Settings(retriever=settings), Health())
-    core = Retrieval(DEFAULT_TOPK, timeout_s)
+    core = Retrieval(DEFAULT_TOPK, LONG_S)
     core.set_source(merged)
     await asyncio.wait_for(merged.start(), WAIT_S)
     try:

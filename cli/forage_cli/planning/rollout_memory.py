@@ -66,7 +66,7 @@ def estimate_rollout(
         ),
         Part("NCCL and cuBLAS", assumed.workspaces, "assumed"),
     ]
-    if engine.enforce_eager is not True:
+    if engine.args.get("enforce_eager") is not True:
         parts.append(Part("CUDA graphs", assumed.graphs, "assumed"))
     if engine.max_lora_rank:
         adapter = width * shape.count_adapter_parameters(engine.max_lora_rank) // size

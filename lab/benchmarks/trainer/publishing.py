@@ -39,7 +39,7 @@ class Publishing:
         retry(streams.acquire_epoch)
         model = Path(settings.model.path)
         # Whole policies: the rounds publish the same weights again and again.
-        whole = settings.trainer.publish.model_copy(update={"delta": "never"})
+        whole = settings.trainer.publish.model_copy(update={"full_every": 1})
         store = PolicyStore(self._folder, whole.uri, settings.run.id, retry.storage)
         self._publisher = Publisher(store, model, streams, whole, retry)
         self._version = 0

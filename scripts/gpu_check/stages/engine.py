@@ -14,6 +14,7 @@ from findings import Findings, call_worker
 from forage_cli.local.stack import Program, repository
 
 TOKENS = 64
+EAGER = "rollout.engine.args.enforce_eager=true"
 SMALL = "rollout.engine.gpu_memory_utilization=0.3"
 """The trainer's worker of the weight updates may be on the same GPU."""
 
@@ -21,10 +22,10 @@ SMALL = "rollout.engine.gpu_memory_utilization=0.3"
 def run(findings: Findings) -> None:
     """Sample in each way of this machine and recompute the log-probabilities; then publish to engines under load."""
     model = repository() / "models/tiny-policy"
-    ways: dict[str, list[str]] = {"eager_fp32": ["rollout.engine.enforce_eager=true", "rollout.engine.dtype=float32"]}
+    ways: dict[str, list[str]] = {"eager_fp32": [EAGER, "rollout.engine.dtype=float32"]}
     if findings.has_gpu:
-        ways["eager_bf16"] = ["rollout.engine.enforce_eager=true", "rollout.engine.dtype=bfloat16"]
-        ways["graphs_bf16"] = ["rollout.engine.enforce_eager=false", "rollout.engine.dtype=bfloat16"]
+        ways["eager_bf16"] = [EAGER, "rollout.engine.dtype=bfloat16"]
+        ways["graphs_bf16"] = ["rollout.engine.dtype=bfloat16"]
     else:
         findings.leave_out("CUDA graphs, bf16 and NCCL were not run")
     speeds = {}

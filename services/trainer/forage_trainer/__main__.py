@@ -34,8 +34,8 @@ def main(settings: Settings) -> None:
     if settings.trainer.uses_ray:
         if launched:
             raise UserError(
-                "torchrun started this process, and the settings ask for Ray (trainer.launcher, trainer.ray.address, "
-                "trainer.nnodes, trainer.n_gpus_per_node): start it without torchrun, or set trainer.launcher=process"
+                "torchrun started this process, and the settings ask for Ray (trainer.ray.address, trainer.nnodes, "
+                "trainer.n_gpus_per_node): start it without torchrun, or leave these out"
             )
         check_training(settings)
         from forage_trainer.launch.ray_launcher import launch

@@ -285,9 +285,7 @@ def test_a_finished_run_leaves_nothing_on_its_streams(start: Callable[..., Train
     asked = rollout.claim()
     first, *others = [entry for entry in asked if entry.message.batch == 1]
     rollout.answer(others)
-    trainer.batcher._settings = trainer.batcher._settings.model_copy(
-        update={"straggler_timeout_s": 0.05, "partial_groups": "drop"}
-    )
+    trainer.batcher._settings = trainer.batcher._settings.model_copy(update={"straggler_timeout_s": 0.05})
     assert len(trainer.take_step(1)) == SIZE - 1
     trainer.acknowledge()
     streams.issue(Prompt(group_uid="v", batch=1, reply_stream=streams.key("validation-after")))

@@ -99,7 +99,7 @@ def test_a_step_is_published_as_a_delta_that_makes_the_same_files(
         policies.append(publisher.publish(version, weights))
         held.append(weights)
         assert streams.read_policy() == policies[-1]
-    whole = connect(2, delta="never").publish(3, weights)
+    whole = connect(2, full_every=1).publish(3, weights)
     assert [len(policy.parts) for policy in policies] == [0, 2, 3, 4]
     assert not whole.parts
     assert [(f.name, f.digest, f.bytes) for f in policies[-1].files] == [
@@ -144,7 +144,6 @@ def test_a_whole_policy_follows_where_a_delta_is_not_worth_it(
     assert publisher.publish(9, change(dense, 9)).parts
     assert not publisher.publish(10, make_weights(torch.float32)).parts, "of another type"
     assert not publisher.publish(11, change(make_weights(torch.float32), 11), whole=True).parts, "asked for"
-    assert not connect(3, delta="never").publish(12, weights).parts
     assert not connect(4, full_every=1).publish(12, weights).parts
 
 

@@ -80,7 +80,7 @@ def test_the_next_update_and_random_numbers_follow_the_state(
 
 
 def test_shards_are_saved_and_loaded_behind_copies_that_a_forward_pass_left(settings: Settings, tmp_path: Path) -> None:
-    engine = settings.trainer.engine.model_copy(update={"reshard_after_forward": False})
+    engine = settings.trainer.engine.model_copy(update={"args": {"reshard_after_forward": False}})
     whole = settings.model_copy(update={"trainer": settings.trainer.model_copy(update={"engine": engine})})
     worker = PolicyWorker(whole)
     learn(worker, settings)

@@ -14,7 +14,7 @@ from forage_trainer.validation.probe_penalty import ProbePenalty
 
 
 def test_only_the_first_of_a_group_are_probed_and_failures_are_counted(tmp_path: Path) -> None:
-    unreachable = ["rollout.grpc_address=127.0.0.1:9", "trainer.algorithm.probe_penalty.timeout_s=0.3"]
+    unreachable = ["rollout.grpc_address=127.0.0.1:9", "trainer.probe.timeout_s=0.3"]
     settings = load_settings(
         None, [*unreachable, "model.path=" + str(tmp_path), "trainer.algorithm.probe_penalty.coef=0.5"], {}
     )

@@ -148,9 +148,7 @@ def test_tokens_that_are_too_old_are_never_trained_on(start: Callable[..., tuple
 def test_stragglers_that_are_dropped_are_settled_and_discarded_when_they_come(
     start: Callable[..., tuple[Bench, Rollout]],
 ) -> None:
-    b, rollout = start(
-        "trainer.straggler_timeout_s=0.05", "trainer.partial_groups=drop", "trainer.total_training_steps=2"
-    )
+    b, rollout = start("trainer.straggler_timeout_s=0.05", "trainer.total_training_steps=2")
     rollout.answer((2, 1), (1, 2))
     first = take(b, 1)
     assert list_places(first) == [(1, 2), (2, 1)]

@@ -125,14 +125,14 @@ def test_a_stale_refill_is_issued_again_under_its_own_uid(bench: Callable[..., B
     assert again.sampling.seed == refill.sampling.seed
 
 
-DROP = ("trainer.straggler_timeout_s=0.05", "trainer.partial_groups=drop")
+DROP = "trainer.straggler_timeout_s=0.05"
 
 
 @pytest.mark.parametrize("when", ["during its step", "after its step"])
 def test_stragglers_are_dropped_after_the_timeout_and_discarded_when_they_arrive(
     bench: Callable[..., Bench], when: str
 ) -> None:
-    b = bench(*DROP, "trainer.max_staleness=1")
+    b = bench(DROP, "trainer.max_staleness=1")
     b.feeder.issue_up_to_bound(0)
     issued = len(b.claim_prompts())
     b.answer(1, 2)
@@ -159,16 +159,6 @@ def test_stragglers_are_dropped_after_the_timeout_and_discarded_when_they_arrive
 
 
 def test_a_batch_without_any_group_is_not_trained_on(bench: Callable[..., Bench]) -> None:
-    b = bench(*DROP)
+    b = bench(DROP)
     with pytest.raises(BatchTimeoutError, match="3 of 3 groups"):
         b.batcher.next_batch(1, 0.2)
-
-
-def test_stragglers_are_reported_and_awaited_with_partial_groups_wait(bench: Callable[..., Bench]) -> None:
-    b = bench("trainer.straggler_timeout_s=0.05")
-    b.answer(1, 0)
-    with pytest.raises(BatchTimeoutError, match="2 of 3 groups"):
-        b.batcher.next_batch(1, 0.2)
-    for position in (1, 2):
-        b.answer(1, position)
-    assert b.batcher.next_batch(1, WAIT_S).stragglers == ()

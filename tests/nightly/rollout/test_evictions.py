@@ -20,8 +20,8 @@ BLOCKS, BLOCK, SEQUENCES, TOKENS = 40, 32, 12, 160
 
 
 async def test_evictions_are_counted_and_lower_the_limit(make_model: Callable[[int], Path]) -> None:
-    given = {"num_gpu_blocks_override": BLOCKS}
-    sizes = EngineSettings(max_model_len=512, max_num_seqs=SEQUENCES, block_size=BLOCK, args=given)
+    given = {"num_gpu_blocks_override": BLOCKS, "block_size": BLOCK}
+    sizes = EngineSettings(max_model_len=512, max_num_seqs=SEQUENCES, args=given)
     engine = VllmEngine(Settings(model=ModelSettings(path=make_model(0)), rollout=RolloutSettings(engine=sizes)))
     source = random.Random(3)
 

@@ -21,6 +21,7 @@ from waiting import wait_until_async
 from forage_probe.completions import CompletionsClient, Continuations
 from forage_probe.contexts import CONNECTIVE
 from forage_proto.v1.trajectory_pb2 import Policy, Sampling
+from forage_rollout.core.arguments import BLOCK_SIZE
 from forage_rollout.engine.endpoint_engine import EndpointEngine
 from forage_rollout.engine.openai import OpenAiRoutes, ResponseHead
 from forage_rollout.engine.vllm_engine import VllmEngine
@@ -240,11 +241,10 @@ async def test_many_samples_of_one_context_are_seeded_and_share_its_prefix(parts
         assert first.texts == again.texts != other.texts
         assert len(set(first.texts)) > 4  # each sample has a seed of its own
         assert 8 <= first.generated_tokens <= 8 * 12
-        block = parts.settings.rollout.engine.block_size
         whole = len(context) + len(connective)
-        assert first.cached_tokens == (whole - 1) // block * block  # the first of them computed it for the others
+        assert first.cached_tokens == (whole - 1) // BLOCK_SIZE * BLOCK_SIZE  # the first computed it for the others
         longer = await sample([*context, *context], 5)  # begins with blocks that are there, and adds its own
-        assert longer.cached_tokens == (whole + len(context) - 1) // block * block
+        assert longer.cached_tokens == (whole + len(context) - 1) // BLOCK_SIZE * BLOCK_SIZE
         with pytest.raises(RefusedError, match="768"):
             await sample(context * 20, 5)
 

@@ -20,17 +20,20 @@ pytestmark = [pytest.mark.timeout(600)]
 
 
 @pytest.mark.usefixtures("caller")
-def test_replicas_are_added_as_the_queue_grows() -> None:
+def test_replicas_are_added_as_the_queue_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray import serve
     from serve_parts import build_application
 
-    engines = ReplicaSettings(min=1, max=2, target_ongoing=2, upscale_delay_s=1)
+    from forage_rollout.deployments import application
+
+    monkeypatch.setattr(application, "UPSCALE_DELAY_S", 1.0)
+    engines = ReplicaSettings(min=1, max=2)
     elastic = serve.run(build_application(Settings(), engines), name="elastic", route_prefix=None)
     assert len(elastic.everywhere.remote("take_snapshot").result(timeout_s=200)) == 1
-    busy = elastic.many.remote(["g"] * 40, 6000)
+    busy = elastic.many.remote(["g"] * 200, 6000)
     wait_until(
         lambda: len(elastic.everywhere.remote("take_snapshot").result(timeout_s=200)) == 2,
-        "one replica has 40 requests, twice two are wanted, and nothing",
+        "one replica has 200 requests, and nothing",
     )
     busy.cancel()
     serve.delete("elastic")
@@ -60,17 +63,21 @@ def test_generations_on_replicas_that_are_replaced_or_removed_end_where_they_beg
 
 
 @pytest.mark.usefixtures("caller")
-def test_dispatchers_follow_their_groups_in_flight_and_drain_before_they_are_removed(tmp_path: Path) -> None:
+def test_dispatchers_follow_their_groups_in_flight_and_drain_before_they_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from ray import serve
     from serve_parts import BusyDeployment
 
-    from forage_rollout.deployments.application import build_dispatcher_deployment
+    from forage_rollout.deployments import application
 
-    replicas = DispatcherReplicaSettings(max=3, upscale_delay_s=1, downscale_delay_s=1)
+    monkeypatch.setattr(application, "UPSCALE_DELAY_S", 1.0)
+    monkeypatch.setattr(application, "DOWNSCALE_DELAY_S", 1.0)
+    replicas = DispatcherReplicaSettings(max=3)
     settings = Settings(rollout=RolloutSettings(dispatcher_replicas=replicas, max_trajectories_in_flight=2048))
     groups = tmp_path / "groups"
     groups.write_text("150")
-    busy = build_dispatcher_deployment(BusyDeployment, settings).bind(str(tmp_path))
+    busy = application.build_dispatcher_deployment(BusyDeployment, settings).bind(str(tmp_path))
     serve.run(busy, name="dispatchers", route_prefix=None)
 
     def read_states() -> dict[str, int]:

@@ -192,7 +192,7 @@ def test_dropped_groups_are_in_the_ledger_and_refills_are_counted(
     monkeypatch.setattr(Batcher, "_collect", note_batch)
     monkeypatch.setattr("forage_queue.trainer.batcher.time", SimpleNamespace(monotonic=tell_time))
     monkeypatch.setattr("forage_queue.trainer.batcher._BLOCK_S", 0.02)
-    drop = ["trainer.straggler_timeout_s=10", "trainer.partial_groups=drop", "trainer.max_staleness=0"]
+    drop = ["trainer.straggler_timeout_s=10", "trainer.max_staleness=0"]
     refill = ["trainer.algorithm.filter_groups=true", "trainer.max_refills=1"]
     settings = train(*drop, *refill, "trainer.rollout_data_freq=1", rollout=rollout)
     result = read_metrics(settings)

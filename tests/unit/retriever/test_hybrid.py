@@ -75,9 +75,9 @@ def test_every_ranking_is_searched_with_the_same_depth_and_filters() -> None:
     ("changed", "want"),
     [
         ({}, [1, 3, 2]),
-        ({"title_weight": 0.0}, [3, 2, 1]),
-        ({"title_weight": 0.0, "bm25_weight": 3.0}, [2, 3, 1]),
-        ({"title_weight": 0.5, "bm25_weight": 0.0, "rrf_k": 1}, [3, 2, 1]),
+        ({"bm25_weight": 9.0}, [2, 3, 1]),
+        ({"bm25_weight": 3.0, "dense_weight": 1.2}, [1, 2, 3]),
+        ({"bm25_weight": 3.0, "dense_weight": 1.2, "rrf_k": 100}, [2, 3, 1]),
     ],
 )
 def test_weights_come_from_the_settings(changed: dict[str, float], want: list[int]) -> None:

@@ -56,13 +56,13 @@ def test_the_fusion_that_suits_every_set_wins_over_that_of_the_largest() -> None
 
 
 def test_no_weights_of_the_grid_put_anything_before_an_exact_title() -> None:
-    for fusion in list_fusions(RetrieverSettings().title_weight):
+    for fusion in list_fusions():
         assert fusion.fuse(([9], [1, 2, 3], [1, 2, 3]))[0] == 9
-    assert len(list_fusions(4.0)) == len(WEIGHTS) * len(RRF_K)
+    assert len(list_fusions()) == len(WEIGHTS) * len(RRF_K)
 
 
 def test_the_default_is_one_of_the_grid() -> None:
-    assert Fusion.from_settings(RetrieverSettings()) in list_fusions(RetrieverSettings().title_weight)
+    assert Fusion.from_settings(RetrieverSettings()) in list_fusions()
 
 
 def test_halves_are_disjoint_and_have_as_many_of_each_source() -> None:

@@ -42,7 +42,7 @@ def test_there_is_a_dispatcher_for_every_so_many_groups_in_flight(in_flight: lis
         ({}, 96, 64),  # four times 128 trajectories for each of two engines are 128 groups of eight
         ({"max_trajectories_in_flight": 100_000}, 192, 64),
         ({"max_trajectories_in_flight": 100_000, "max_groups_in_flight": 32, "engine": {"max_num_seqs": 16}}, 24, 12),
-        ({"dispatcher_replicas": {"target_ongoing": 10}, "engine_replicas": {"max": 4, "target_ongoing": 2}}, 10, 2),
+        ({"max_trajectories_in_flight": 100_000, "max_groups_in_flight": 1024}, 256, 64),
     ],
 )
 def test_replicas_that_are_full_want_another_one(given: dict[str, Any], dispatchers: float, engines: float) -> None:

@@ -15,7 +15,13 @@ from forage_runtime.settings import TrainingEngineSettings
 from forage_trainer.engine import engine_config
 from forage_trainer.engine.engine_config import build_engine_config, resolve_engine
 
-PASSED = {"forward_prefetch": True, "use_no_sync_for_gradient_accumulation": True, "seed": 7, "full_determinism": True}
+PASSED = {
+    "forward_prefetch": True,
+    "full_determinism": True,
+    "reshard_after_forward": False,
+    "seed": 7,
+    "use_no_sync_for_gradient_accumulation": True,
+}
 
 
 def build(args: dict[str, Any]) -> FSDPEngineConfig:

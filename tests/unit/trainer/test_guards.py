@@ -23,8 +23,8 @@ SOUND = {
 
 
 def build_guards(*overrides: str) -> Guards:
-    settings = load_settings(None, ["trainer.guards.window=4", *(f"trainer.guards.{one}" for one in overrides)], {})
-    return Guards(settings.trainer.guards)
+    settings = load_settings(None, [f"trainer.guards.{one}" for one in overrides], {})
+    return Guards(settings.trainer.guards, window=4)
 
 
 def list_trips(guard: Guards, *steps: Mapping[str, Any]) -> list[list[str]]:

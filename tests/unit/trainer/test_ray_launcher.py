@@ -21,11 +21,9 @@ from forage_trainer.launch.ray_rank import Rank, RankLocation
     ("overrides", "on_ray"),
     [
         ([], False),
-        (["trainer.launcher=ray"], True),
         (["trainer.n_gpus_per_node=2"], True),
         (["trainer.ray.address=auto"], True),
         (["trainer.nnodes=2", "trainer.ray.address=10.0.0.1:6379"], True),
-        (["trainer.launcher=process", "trainer.ray.address=auto"], False),
     ],
 )
 def test_ray_is_used_where_the_settings_ask_for_it(overrides: list[str], on_ray: bool) -> None:
@@ -36,7 +34,6 @@ def test_ray_is_used_where_the_settings_ask_for_it(overrides: list[str], on_ray:
     ("overrides", "words"),
     [
         (["trainer.nnodes=2"], "nnodes=2 needs a Ray cluster.*trainer.ray.address"),
-        (["trainer.launcher=process", "trainer.n_gpus_per_node=4"], "launcher=process takes.*n_gpus_per_node=4"),
         (["trainer.ray.address=ray://head:10001"], "trainer.ray.address.*expected host:port"),
         (["trainer.nnodes=0"], "trainer.nnodes.*greater than or equal to 1"),
     ],

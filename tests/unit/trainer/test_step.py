@@ -110,11 +110,11 @@ def test_failed_rows_change_neither_advantages_nor_metrics_of_the_update() -> No
         assert result[name] == expected[name]
 
 
-def test_a_trajectory_whose_context_was_cut_is_left_out_unless_set() -> None:
+def test_a_trajectory_whose_context_was_cut_is_left_out() -> None:
     rewards = [0.0, 1.0, 0.5]
     plain, cut = make_group("a", rewards[:2]), make_group("a", rewards)
     cut.trajectories[2].turns.extend([Turn(index=1), Turn(index=2, context_begin=7)])
-    one, other, all_of_them = Worker(), Worker(), Worker()
+    one, other = Worker(), Worker()
     take(one, build_settings(), plain)
     metrics, _ = take(other, build_settings(), cut)
     assert torch.equal(one.given["advantages"], other.given["advantages"])
@@ -123,9 +123,6 @@ def test_a_trajectory_whose_context_was_cut_is_left_out_unless_set() -> None:
     ((left,), _) = leave_out_unusable([arrive(cut)], build_settings().trainer)
     assert left.trajectories[2].status == Status.STATUS_INVALID_INPUT
     assert "turn 2 was sampled without the first 7 tokens" in left.trajectories[2].status_detail
-    metrics, _ = take(all_of_them, build_settings("trainer.algorithm.train_cut_contexts=true"), cut)
-    assert len(all_of_them.given["advantages"]) == 3
-    assert metrics["cut_trajectories"] == 0
 
 
 @pytest.mark.parametrize("model", ["actor", "critic"])

@@ -174,14 +174,3 @@ def test_every_nth_step_is_kept_and_a_step_taken_again_replaces_its_file(tmp_pat
     files.write(10, (), StepRecord(Batch(20, record.batch.entries[:1], stale=0), record.selected, 4))
     assert [row.trained for row in read_step(step_file_path(tmp_path / "r", 10))] == [False] * 3
     assert list_saved_steps(tmp_path / "r") == [10]
-
-
-def test_only_the_newest_files_stay_and_those_from_before_a_restart_do_not_count(
-    tmp_path: Path, record: StepRecord
-) -> None:
-    files = StepFiles(build_settings(tmp_path, 10, "trainer.rollout_data_to_keep=2"))
-    for step in (50, 10, 20):
-        files.write(step, (), record)
-    assert list_saved_steps(tmp_path / "r") == [10, 20, 50]
-    files.write(30, (), record)
-    assert list_saved_steps(tmp_path / "r") == [20, 30, 50]

@@ -115,7 +115,6 @@ def estimate_retrieval(
         return None
     threads = min(retriever.threads, machine.cpus) or machine.cpus
     searching = count_searching(settings)
-    limit_s = min(rollout.retrieve_timeout_s, retriever.queue_timeout_s)
     given, cost = None, None
     corpus = describe_corpus(settings, passages)
     try:
@@ -126,7 +125,7 @@ def estimate_retrieval(
         why = str(corpus)
     except UnknownCostError as error:
         why = str(error)
-    return Retrieval(searching, limit_s, mean, given, cost, threads, machine, corpus.passages, why)
+    return Retrieval(searching, rollout.retrieve_timeout_s, mean, given, cost, threads, machine, corpus.passages, why)
 
 
 def count_searching(settings: Settings) -> int:

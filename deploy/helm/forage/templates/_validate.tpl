@@ -68,7 +68,7 @@
 {{- end }}
 {{- end }}
 
-{{- range $name := list "launcher" "nnodes" "n_gpus_per_node" "ray" }}
+{{- range $name := list "nnodes" "n_gpus_per_node" "ray" }}
 {{- if hasKey (default dict $settings.trainer) $name }}
 {{- fail (printf "settings.trainer.%s is set, but the chart derives it: set trainer.mode, trainer.nodes and trainer.gpu.count instead" $name) }}
 {{- end }}

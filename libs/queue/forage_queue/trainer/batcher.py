@@ -187,10 +187,8 @@ class Batcher:
             counted = now
             first = (first or now) if len(missing) < self._size else None
             if first is not None and 0 < straggler_timeout < now - first:
-                straggler_timeout = 0.0  # report them once
                 self._report_stragglers(number, missing, now - first)
-                if self._settings.partial_groups == "drop":
-                    break
+                break
             if self._arrivals.silence_s > timeout_s:
                 raise BatchTimeoutError(
                     f"batch {number} lacks {len(missing)} of {self._size} groups after {now - began:.0f} s "
@@ -312,11 +310,9 @@ class Batcher:
         return new
 
     def _report_stragglers(self, number: int, missing: list[Place], waited_s: float) -> None:
-        drop = self._settings.partial_groups == "drop"
-        if drop:
-            DROPPED.labels("straggler").inc(len(missing))
+        DROPPED.labels("straggler").inc(len(missing))
         get_logger().warning(
-            "stragglers_dropped" if drop else "stragglers",
+            "stragglers_dropped",
             batch=number,
             missing=len(missing),
             positions=_format_places(missing, number),

@@ -160,7 +160,6 @@ class TrainingEngineSettings(Section):
     offload_policy: bool = Field(
         False, description="GPU: keep parameters, gradients and optimizer state in host memory at all times"
     )
-    reshard_after_forward: bool = Field(True, description="false: keep parameters unsharded until the backward pass")
     fsdp_size: int = Field(-1, description="Processes that shard one copy of the parameters; -1: all")
     args: Annotated[dict[str, Any], "map of values"] = Field(
         default_factory=dict, description="Further fields of verl's FSDPEngineConfig, by its names"

@@ -87,13 +87,11 @@ class OverlongSettings(Section):
 
 
 class ProbePenaltySettings(Section):
-    """A penalty on advantages for overconfidence, measured by probing training trajectories at every step."""
+    """A penalty on advantages for overconfidence, measured by probing a trajectory of each group at every step."""
 
     coef: float = Field(0.0, ge=0, allow_inf_nan=False, description="Factor of the overconfidence; 0: no probes")
-    trajectories_per_group: int = Field(1, ge=1, description="Trajectories of each group that are probed")
     points: int = Field(10, ge=1, description="Truncations of a chain of thought, besides the empty one")
     samples: int = Field(10, ge=1, description="Answers that are sampled per truncation")
-    timeout_s: float = Field(120.0, gt=0, description="Limit of all probes of a step; unfinished ones are skipped")
 
 
 class AlgorithmSettings(Section):
@@ -120,11 +118,6 @@ class AlgorithmSettings(Section):
         "except with gae, else final_token_only",
     )
     filter_groups: bool = Field(False, description="Drop groups whose rewards are all equal")
-    train_cut_contexts: bool = Field(
-        False,
-        description="Train on trajectories whose context was cut at rollout.max_prompt_length, under tokens that the "
-        "engine did not see; false: leave them out",
-    )
     use_kl_in_reward: bool = Field(False, description="Subtract the KL to the reference policy from token rewards")
     kl_penalty: KlKind = Field("kl", description="KL estimator of the KL in the reward")
     kl_ctrl: KlControlSettings = KlControlSettings()

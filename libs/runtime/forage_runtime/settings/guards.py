@@ -74,9 +74,6 @@ class LogProbGuard(Guard):
 class GuardSettings(Section):
     """Guards on the metrics of every optimizer step."""
 
-    window: int = Field(
-        20, ge=2, description="Steps of history for grad_norm and reward, which need at least half of them to trip"
-    )
     max_rollbacks: int = Field(3, ge=0, description="Rollbacks of a run; the next one stops the run instead")
     non_finite: NonFiniteGuard = NonFiniteGuard()
     grad_norm: GradNormGuard = GradNormGuard()

@@ -23,7 +23,13 @@ _MOST_VALUES, _MOST_DEPTH, _MOST_ERRORS = 100_000, 100, 20
 
 ENV_PREFIX = "FORAGE__"
 
-RENAMED = {"rollout.attach": "rollout.use_existing_app"}
+RENAMED = {
+    "rollout.attach": "rollout.use_existing_app",
+    "rollout.engine.block_size": "rollout.engine.args.block_size",
+    "rollout.engine.enforce_eager": "rollout.engine.args.enforce_eager",
+    "trainer.algorithm.probe_penalty.timeout_s": "trainer.probe.timeout_s",
+    "trainer.engine.reshard_after_forward": "trainer.engine.args.reshard_after_forward",
+}
 """Old name → new name, both from the root of the tree. An old name is an error that names the new one."""
 
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")

@@ -38,7 +38,6 @@ class EncoderSettings(Section):
         description="auto: fp16 on a GPU, int8 on CPUs; int8 computes on CPUs, fp16 on a GPU, fp32 on either",
     )
     url: WebUrl = Field("", description="text-embeddings-inference endpoint that encodes queries instead; empty: none")
-    timeout_s: float = Field(10.0, gt=0, description="Limit of one call to url")
 
 
 class RerankSettings(Section):
@@ -47,7 +46,6 @@ class RerankSettings(Section):
     model: str = Field("", description="Folder of a cross-encoder in Hugging Face layout; empty: none")
     url: WebUrl = Field("", description="text-embeddings-inference endpoint with /rerank; empty: none")
     depth: int = Field(20, ge=1, description="Passages per query that are reranked")
-    timeout_s: float = Field(10.0, gt=0, description="Limit of one call to url")
 
 
 class RetrieverSettings(Section):
@@ -73,7 +71,6 @@ class RetrieverSettings(Section):
     rrf_k: int = Field(1, ge=1, description="Constant k of reciprocal rank fusion in hybrid mode")
     bm25_weight: float = Field(0.9, ge=0, description="Weight of the BM25 ranking in hybrid mode")
     dense_weight: float = Field(1.0, ge=0, description="Weight of the dense ranking in hybrid mode")
-    title_weight: float = Field(4.0, ge=0, description="Weight of passages whose title is the query, in hybrid mode")
     encoder: EncoderSettings = EncoderSettings()
     rerank: RerankSettings = RerankSettings()
     shards: tuple[Address, ...] = Field(
@@ -81,9 +78,6 @@ class RetrieverSettings(Section):
     )
     max_waiting: int = Field(
         65_536, ge=1, description="Most queries in the queue; further requests get 503 with Retry-After"
-    )
-    queue_timeout_s: float = Field(
-        300.0, gt=0, description="Longest wait of a request for its answer before it gets 503; a caller may name less"
     )
     cache_bytes: int = Field(
         64 * 2**20, ge=0, description="Memory of recent results, which repeated queries get at once; 0: none are kept"

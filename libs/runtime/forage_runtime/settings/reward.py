@@ -87,9 +87,6 @@ class RewardSettings(Section):
     shadow: dict[str, RewardRoute] = Field(
         default_factory=dict, description="Second reward of a data source, which is only recorded in metrics"
     )
-    shadow_queue: int = Field(
-        1024, ge=1, description="Most trajectories that wait for their shadow reward; further ones are dropped"
-    )
     workers: int = Field(1, ge=1, description="Processes that serve the gRPC port")
     max_queue: int = Field(
         8192, ge=1, description="Most trajectories in progress per worker; further requests get RESOURCE_EXHAUSTED"

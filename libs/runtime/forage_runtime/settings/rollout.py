@@ -22,9 +22,6 @@ class EngineSettings(Section):
     dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] = Field(
         "auto", description="Type of weights and activations; auto: float32 on CPU, the model's on GPU"
     )
-    enforce_eager: bool | None = Field(
-        None, description="Run PyTorch eagerly; null: on CPU only, with CUDA graphs and compilation on GPUs"
-    )
     max_num_seqs: int = Field(128, ge=1, description="Most sequences that are sampled at once")
     max_model_len: int = Field(768, ge=16, description="Longest context, prompt and generation together")
     scheduling: Literal["fcfs", "priority"] = Field(
@@ -32,7 +29,6 @@ class EngineSettings(Section):
         description="Which waiting generation is sampled next; priority: long contexts and those of groups that are"
         " nearly finished; fcfs: the one that came first",
     )
-    block_size: int = Field(32, ge=1, description="Tokens per block of the KV cache")
     kv_cache_gib: float = Field(1.0, gt=0, description="CPU: size of the KV cache")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="GPU: share of its memory for the engine")
     tensor_parallel_size: int = Field(1, ge=1, description="GPUs that share one replica by tensor parallelism")
@@ -55,7 +51,6 @@ class EngineSettings(Section):
 
 
 _MOST = "Most replicas; above min, Ray Serve adds replicas as requests queue up"
-_TARGET = "Autoscaling: {} per replica to aim at; at most three quarters of those that a replica can have"
 
 
 class ReplicaSettings(Section):
@@ -63,9 +58,6 @@ class ReplicaSettings(Section):
 
     min: int = Field(1, ge=1, description="Fewest replicas")
     max: int = Field(1, ge=1, description=_MOST)
-    target_ongoing: float = Field(64.0, gt=0, description=_TARGET.format("requests in progress"))
-    upscale_delay_s: float = Field(10.0, ge=0, description="Autoscaling: wait before a replica is added")
-    downscale_delay_s: float = Field(300.0, ge=0, description="Autoscaling: wait before a replica is removed")
 
     @model_validator(mode="after")
     def _check_order(self) -> ReplicaSettings:
@@ -89,7 +81,6 @@ class DispatcherReplicaSettings(ReplicaSettings):
         description="Most replicas; above min, Ray Serve adds replicas as groups in flight grow, but no more than CPUs"
         " where the service starts its own Ray",
     )
-    target_ongoing: float = Field(256.0, gt=0, description=_TARGET.format("groups in flight"))
 
 
 class EnvironmentRoute(UserCode):

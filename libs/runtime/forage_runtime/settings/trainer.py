@@ -36,10 +36,12 @@ class PublishSettings(Section):
         " no host: the address from which this machine reaches Redis; empty: that, and a free port",
     )
     direct_backend: Literal["auto", "gloo"] = Field("auto", description="auto: NCCL between GPUs, else gloo (sockets)")
-    delta: Literal["auto", "never"] = Field(
-        "auto", description="auto: only what a step has changed is published, where that is a quarter or less"
+    full_every: int = Field(
+        16,
+        ge=1,
+        description="Interval of whole policies; between them only what a step has changed is published, where that is"
+        " a quarter or less; 1: every policy is whole",
     )
-    full_every: int = Field(16, ge=1, description="Interval of whole policies where deltas are published")
     uri: Url = Field("", description="Where engines get policies, as an fsspec URL; empty: from the run's folder")
 
 
@@ -71,17 +73,11 @@ class RaySettings(Section):
         json_schema_extra={"pattern": f"^(auto|{ADDRESS})?$"},
         description="host:port, or auto; empty: a local cluster is started",
     )
-    wait_s: float = Field(300.0, gt=0, description="Longest wait for nodes with room for all processes")
 
 
 class TrainerSettings(Section):
     """The training loop; names as verl's where verl has the setting."""
 
-    launcher: Literal["auto", "process", "ray"] = Field(
-        "auto",
-        description="process: this process or those of torchrun; ray: actors of Ray; "
-        "auto: ray if ray.address is set or nnodes or n_gpus_per_node is above 1",
-    )
     device: Device = Field(
         "auto", description="Where processes compute; auto: on GPUs where PyTorch was built for them, else on CPUs"
     )
@@ -111,7 +107,6 @@ class TrainerSettings(Section):
     save_freq: int = Field(5, ge=1, description="Interval of checkpoints; groups are acknowledged with a checkpoint")
     max_ckpt_to_keep: int = Field(2, ge=1, description="Newest checkpoints that are kept, besides the best one")
     upload_url: Url = Field("", description="Where checkpoints are copied to, as an fsspec URL; empty: nowhere")
-    upload_wait_s: float = Field(600.0, ge=0, description="Longest wait for a running upload at the end of a run")
     publish: PublishSettings = PublishSettings()
     guards: GuardSettings = GuardSettings()
     test_freq: int = Field(-1, description="Interval of validations; -1: only before and after training")
@@ -127,17 +122,15 @@ class TrainerSettings(Section):
     )
     project_name: str = Field("forage", min_length=1, description="Project in W&B, experiment in MLflow")
     rollout_data_freq: int = Field(10, ge=0, description="Interval of files with a step's trajectories; 0: never")
-    rollout_data_to_keep: int = Field(0, ge=0, description="Newest trajectory files that are kept; 0: all")
     resume: bool = Field(True, description="Continue from the newest checkpoint in the run's folder")
     collective_timeout_s: float = Field(
         600.0, gt=0, description="Longest wait of a process of the trainer for another one, until both end and resume"
     )
     batch_timeout_s: float = Field(600.0, gt=0, description="Longest wait for a batch until the run fails")
     straggler_timeout_s: float = Field(
-        0.0, ge=0, description="Longest wait for missing groups after the first of a batch arrived; 0: no limit"
-    )
-    partial_groups: Literal["wait", "drop"] = Field(
-        "wait", description="After straggler_timeout_s: wait on, with a warning, or drop the missing groups"
+        0.0,
+        ge=0,
+        description="Time after the first group of a batch until a step goes without those that are missing; 0: never",
     )
     max_refills: int = Field(
         0, ge=0, description="Other questions tried in place of a group that algorithm.filter_groups would drop"
@@ -147,8 +140,7 @@ class TrainerSettings(Section):
     @property
     def uses_ray(self) -> bool:
         """Whether the trainer's processes are actors of Ray."""
-        needs_ray = bool(self.ray.address) or self.nnodes > 1 or self.n_gpus_per_node > 1
-        return self.launcher == "ray" or (self.launcher == "auto" and needs_ray)
+        return bool(self.ray.address) or self.nnodes > 1 or self.n_gpus_per_node > 1
 
     @property
     def max_trajectory_length(self) -> tuple[int, str]:
@@ -159,12 +151,7 @@ class TrainerSettings(Section):
         return min(limits)
 
     @model_validator(mode="after")
-    def _check_launcher(self) -> TrainerSettings:
-        if self.launcher == "process" and self.nnodes * self.n_gpus_per_node > 1:
-            raise ValueError(
-                f"launcher=process takes the processes that torchrun starts, not nnodes={self.nnodes} times "
-                f"n_gpus_per_node={self.n_gpus_per_node}: set both to 1, or launcher=ray"
-            )
+    def _check_processes(self) -> TrainerSettings:
         if self.nnodes > 1 and not self.ray.address:
             raise ValueError(
                 f"nnodes={self.nnodes} needs a Ray cluster with so many nodes: give its address in trainer.ray.address"
@@ -179,8 +166,6 @@ class TrainerSettings(Section):
 
     @model_validator(mode="after")
     def _check_data_flow(self) -> TrainerSettings:
-        if self.partial_groups == "drop" and not self.straggler_timeout_s:
-            raise ValueError("partial_groups=drop needs a time after which groups are dropped: set straggler_timeout_s")
         if self.batching == "ready" and not self.max_staleness:
             raise ValueError(
                 "batching=ready chooses among the groups of max_staleness + 1 batches, and with max_staleness=0 there "

@@ -71,7 +71,7 @@ class Settings(Section):
             ("trainer.batching", "strict", "which groups a step takes depends on time otherwise"),
             ("trainer.max_staleness", 0, "which policy samples depends on time otherwise"),
             ("rollout.weights.update", "drain", "a trajectory must have a single policy"),
-            ("trainer.partial_groups", "wait", "no group may be dropped for its time"),
+            ("trainer.straggler_timeout_s", 0, "no group may be dropped for its time"),
             ("trainer.algorithm.probe_penalty.coef", 0, "probes that take too long are skipped"),
         )
         colocated: tuple[tuple[str, object, str], ...] = (

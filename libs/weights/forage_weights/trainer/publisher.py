@@ -274,7 +274,7 @@ class Publisher:
         return files
 
     def _keep(self, policy: Policy, weights: Mapping[str, torch.Tensor] | Adapter) -> _Base | None:
-        if self._settings.delta == "never" or self._settings.full_every == 1 or isinstance(weights, Adapter):
+        if self._settings.full_every == 1 or isinstance(weights, Adapter):
             return None
         return _Base(policy, _view_bits(weights))
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from forage_retriever.command.questions import Question
 from forage_retriever.index import load
-from forage_retriever.search.hybrid import choose_depth, fuse_rankings, read_weights
+from forage_retriever.search.hybrid import TITLE_WEIGHT, choose_depth, fuse_rankings, read_weights
 from forage_runtime.settings import RetrievalMode, RetrieverSettings
 
 TOPK = 10
@@ -58,9 +58,9 @@ class Judged:
     missing: int
 
 
-def list_fusions(title_weight: float) -> list[Fusion]:
+def list_fusions() -> list[Fusion]:
     """The grid."""
-    return [Fusion(title_weight, bm25, dense, k) for bm25, dense in WEIGHTS for k in RRF_K]
+    return [Fusion(TITLE_WEIGHT, bm25, dense, k) for bm25, dense in WEIGHTS for k in RRF_K]
 
 
 def judge(

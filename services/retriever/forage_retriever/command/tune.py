@@ -111,7 +111,7 @@ def _tune_fusion(
     if not any(one.gold for one in (*chooses, *judges)):
         raise DataError(f"questions {file}: no gold passage was found at all: are gold_ids ids of this index's corpus?")
     present = Fusion.from_settings(settings)
-    fusions = list_fusions(settings.title_weight)
+    fusions = list_fusions()
     task = progress.add_task("fusing", total=len(fusions))
     scores = {}
     for fusion in fusions:

@@ -30,7 +30,7 @@ def create_encoder(settings: RetrieverSettings, building: bool = False) -> Encod
     if chosen.url:
         from forage_retriever.encoders.remote_encoder import RemoteEncoder
 
-        return RemoteEncoder(chosen.url, chosen.convention, chosen.timeout_s)
+        return RemoteEncoder(chosen.url, chosen.convention)
     folder = model_folder.locate_bundled() if chosen.model == BUNDLED else Path(chosen.model)
     if chosen.convention != conventions.AUTO:
         convention = conventions.find_convention(chosen.convention)

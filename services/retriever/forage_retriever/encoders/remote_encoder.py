@@ -9,7 +9,7 @@ import httpx
 from forage_retriever import artifacts
 from forage_retriever.encoders import conventions
 from forage_retriever.encoders.encoder import Vectors, encode_in_batches
-from forage_retriever.encoders.tei import TeiClient
+from forage_retriever.encoders.tei import CALL_S, TeiClient
 from forage_runtime.clients.calls import MalformedReplyError
 from forage_runtime.errors import UnavailableError, UserError
 
@@ -24,7 +24,7 @@ class RemoteEncoder:
     precision = device = "remote"
     family = ""
 
-    def __init__(self, url: str, convention: str, timeout_s: float, start_s: float = START_S) -> None:
+    def __init__(self, url: str, convention: str, timeout_s: float = CALL_S, start_s: float = START_S) -> None:
         """Ask the endpoint which model it serves.
 
         Raises:

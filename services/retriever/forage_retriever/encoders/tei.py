@@ -37,6 +37,11 @@ class EndpointInfo:
     max_batch: int
 
 
+CALL_S = 10.0
+"""Limit of a call with all its attempts: a batch takes an endpoint well under a second, and a search can wait no longer
+than `serve.front.SHARD_TIMEOUT_S` for the shard that makes the call."""
+
+
 class TeiClient:
     """Calls one endpoint from one thread at a time; `timeout_s` is the deadline of a call with all its attempts."""
 

@@ -9,6 +9,10 @@ from forage_retriever.hits import Filters, Hit, Searcher
 from forage_retriever.search.results import list_rungs
 from forage_runtime.settings import RetrieverSettings
 
+TITLE_WEIGHT = 4.0
+"""Weight of passages whose title is the query: at least twice what the other rankings weigh together, in every pair of
+weights that `forage index tune` tries, so that such a passage is first."""
+
 
 def choose_depth(topk: int) -> int:
     """Number of passages of each ranking that are fused."""
@@ -17,7 +21,7 @@ def choose_depth(topk: int) -> int:
 
 def read_weights(settings: RetrieverSettings) -> tuple[float, float, float]:
     """The weights of exact titles, BM25 and dense; by default an exact title outweighs both other rankings together."""
-    return settings.title_weight, settings.bm25_weight, settings.dense_weight
+    return TITLE_WEIGHT, settings.bm25_weight, settings.dense_weight
 
 
 def fuse_rankings(rankings: Sequence[Sequence[int]], weights: Sequence[float], topk: int, rrf_k: int) -> list[Hit]:

@@ -15,7 +15,7 @@ from forage_retriever.corpus.store import Corpus
 from forage_retriever.devices import count_threads
 from forage_retriever.encoders import model_folder
 from forage_retriever.encoders.factory import choose_cpu_precision
-from forage_retriever.encoders.tei import MAX_BATCH, TeiClient
+from forage_retriever.encoders.tei import CALL_S, MAX_BATCH, TeiClient
 from forage_retriever.hits import Filters, Hit, Searcher
 from forage_runtime.errors import SettingsError, UnavailableError
 from forage_runtime.settings import EncoderPrecision, RetrieverSettings
@@ -67,7 +67,7 @@ class CrossEncoder:
 class RemoteReranker:
     """A reranker behind an endpoint of the text-embeddings-inference protocol."""
 
-    def __init__(self, url: str, timeout_s: float) -> None:
+    def __init__(self, url: str, timeout_s: float = CALL_S) -> None:
         # The endpoint is not called at start: searches work without it.
         self.digest = artifacts.compute_digest(RECIPE, "tei", url)
         self._tei = TeiClient("reranker", url, timeout_s)
@@ -94,7 +94,7 @@ def load_reranker(settings: RetrieverSettings) -> Reranker | None:
     if chosen.url and chosen.model:
         raise SettingsError("retriever.rerank has both a model and a url: give one of them")
     if chosen.url:
-        return RemoteReranker(chosen.url, chosen.timeout_s)
+        return RemoteReranker(chosen.url)
     if chosen.model:
         precision = choose_cpu_precision(settings.encoder.precision)
         return CrossEncoder(Path(chosen.model), precision, settings.cache_dir, count_threads(settings))

@@ -54,7 +54,7 @@ class Search(Body, ABC):
         0, ge=0, le=2**32 - 1, description="length of the trajectory that waits; long ones are searched first"
     )
     timeout_s: float | None = Field(
-        None, gt=0, description="seconds after which the caller gives up; absent or null = `retriever.queue_timeout_s`"
+        None, gt=0, description="seconds after which the caller gives up; absent or null = 300"
     )
 
     @property

@@ -92,7 +92,6 @@ class Front:
         self._health = health
         self._shards = [Shard(address, settings, self._update_health) for address in own.shards]
         self._watching = [asyncio.create_task(shard.watch()) for shard in self._shards]
-        self._timeout_s = min(SHARD_TIMEOUT_S, own.queue_timeout_s)
         self._waiting = 0
 
     @property
@@ -176,7 +175,7 @@ class Front:
         if shard.provenance is not None and shard.provenance.encoder != self.provenance.encoder:
             SHARD_FAILURES.labels(shard.address, "OTHER_ENCODER").inc()
             raise ShardUnavailableError(f"shard {shard.address} has another encoder")
-        reply = await shard.search(queries, options, replace(urgency, timeout_s=self._timeout_s))
+        reply = await shard.search(queries, options, replace(urgency, timeout_s=SHARD_TIMEOUT_S))
         if len(reply.results) != len(queries):
             SHARD_FAILURES.labels(shard.address, "MALFORMED").inc()
             raise ShardUnavailableError(

@@ -19,6 +19,10 @@ from forage_runtime.errors import UnavailableError
 from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.waits import waiting
 
+ANSWER_LIMIT_S = 300.0
+"""Longest wait of a request that names no limit of its own: clients of other projects do not, and end at their first
+error, while a start, a reload or a full queue passes within minutes."""
+
 MAX_QUERIES = 65_536
 MAX_DOCUMENTS = 100_000
 """In one reply."""
@@ -36,7 +40,7 @@ _ENTRY_BYTES, _HIT_BYTES = 1200, 128
 
 QUERIES = Counter("forage_retriever_queries_total", "Queries answered", ["cache"])
 PARTIAL = Counter("forage_retriever_partial_queries_total", "Queries answered without one of the shards")
-TIMEOUTS = Counter("forage_retriever_timeouts_total", "Requests given up after retriever.queue_timeout_s")
+TIMEOUTS = Counter("forage_retriever_timeouts_total", "Requests given up after 300 s, or their own limit")
 SECONDS = Histogram(
     "forage_retriever_request_seconds",
     "Time to answer all queries of a request, waiting in the queue included",

@@ -15,7 +15,7 @@ import uvicorn
 from forage_retriever.serve.batcher import SEARCH_THREAD
 from forage_retriever.serve.grpc_api import GrpcServer
 from forage_retriever.serve.http_api import WIRE, make_app
-from forage_retriever.serve.retrieval import Retrieval
+from forage_retriever.serve.retrieval import ANSWER_LIMIT_S, Retrieval
 from forage_retriever.serve.swap import INDEX_THREAD, IndexSwap
 from forage_runtime.addresses import listen
 from forage_runtime.security.http.server import make_protocol
@@ -62,7 +62,7 @@ async def _serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     ready = Health()
-    retrieval = Retrieval(settings.retriever.topk, settings.retriever.queue_timeout_s, settings.retriever.cache_bytes)
+    retrieval = Retrieval(settings.retriever.topk, ANSWER_LIMIT_S, settings.retriever.cache_bytes)
     own = settings.retriever
     tokens = open_token_file(own.auth_token_file, "retriever.auth_token_file")
     protocol = make_protocol(settings.tls, WIRE)

@@ -31,6 +31,9 @@ DIFFERENCE = Histogram(
     buckets=(-1.0, -0.5, -0.2, -0.1, -0.01, -1e-9, 1e-9, 0.01, 0.1, 0.2, 0.5, 1.0),
 )
 TOLERANCE = 1e-9
+MOST_WAITING = 1024
+"""Most trajectories that wait for their shadow reward: a few batches, in some ten megabytes."""
+
 _CALL_TIMEOUT_S = 60.0
 _RESTART_DELAY_S = 1.0
 _WITH_VALUE = (trajectory_pb2.STATUS_OK, trajectory_pb2.STATUS_ABSTAIN)
@@ -46,7 +49,7 @@ class ShadowScorer:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._sources = frozenset(settings.reward.shadow)
-        self._waiting: queue.Queue[tuple[bytes, str, trajectory_pb2.Score]] = queue.Queue(settings.reward.shadow_queue)
+        self._waiting: queue.Queue[tuple[bytes, str, trajectory_pb2.Score]] = queue.Queue(MOST_WAITING)
         self._sampler = LogSampler(per_minute=6)
         self._stopped = threading.Event()
         if self._sources:

@@ -24,13 +24,14 @@ from forage_weights.rollout.adapter import build_engine_arguments
 
 log = get_logger()
 _BATCHED_TOKENS_CPU = 4096
+BLOCK_SIZE = 32
+"""Tokens of a block of the KV cache: what turns of a trajectory share is shared in whole blocks, so larger ones leave
+more of it to compute again; vLLM's own 16 has its scheduler count twice as many."""
 _SETTINGS = {
-    "block_size": "rollout.engine.block_size",
     "data_parallel_size": "rollout.engine_replicas.min",
     "dtype": "rollout.engine.dtype",
     "enable_lora": "rollout.engine.max_lora_rank",
     "enable_sleep_mode": "trainer.placement",
-    "enforce_eager": "rollout.engine.enforce_eager",
     "gpu_memory_utilization": "rollout.engine.gpu_memory_utilization",
     "max_cpu_loras": "rollout.engine.max_lora_rank",
     "max_lora_rank": "rollout.engine.max_lora_rank",
@@ -116,10 +117,10 @@ def build_arguments(settings: Settings, cpu: bool) -> dict[str, Any]:
         "model": str(Path(settings.model.path).resolve()),
         "dtype": engine.dtype,
         # Without a GPU there is nothing to capture, and to compile takes longer than it saves.
-        "enforce_eager": cpu if engine.enforce_eager is None else engine.enforce_eager,
+        "enforce_eager": cpu,
         "max_model_len": engine.max_model_len,
         "max_num_seqs": engine.max_num_seqs,
-        "block_size": engine.block_size,
+        "block_size": BLOCK_SIZE,
         "gpu_memory_utilization": engine.gpu_memory_utilization,
         "tensor_parallel_size": engine.tensor_parallel_size,
         "scheduling_policy": engine.scheduling,

@@ -12,7 +12,14 @@ from ray.serve.schema import LoggingConfig
 
 from forage_queue.rollout.concurrency import count_most_groups
 from forage_rollout.deployments.agent import AgentDeployment
-from forage_rollout.deployments.autoscaling import count_wanted, find_target
+from forage_rollout.deployments.autoscaling import (
+    DOWNSCALE_DELAY_S,
+    MOST_GROUPS,
+    MOST_REQUESTS,
+    UPSCALE_DELAY_S,
+    count_wanted,
+    find_target,
+)
 from forage_rollout.deployments.devices import check_nodes, count_gpus, list_node_gpus
 from forage_rollout.deployments.dispatcher import DispatcherDeployment
 from forage_rollout.deployments.engine import EngineDeployment
@@ -51,6 +58,7 @@ def build_dispatcher_deployment(of: type, settings: Settings) -> Any:
         of,
         rollout.dispatcher_replicas,
         count_most_groups(rollout),
+        ongoing=MOST_GROUPS,
         policy=AutoscalingPolicy(policy_function=count_wanted),
         graceful_shutdown_timeout_s=rollout.longest_group_s + _DRAIN_MARGIN_S,
     )
@@ -68,7 +76,7 @@ def build_engine_deployment(of: type, settings: Settings, replicas: ReplicaSetti
         of,
         replicas,
         rollout.engine.max_num_seqs,  # a longer queue holds new groups back
-        AutoscalingPolicy(policy_function=count_wanted),
+        policy=AutoscalingPolicy(policy_function=count_wanted),
         gpus=gpus,
         graceful_shutdown_timeout_s=rollout.trajectory_timeout_s,
         health_check_timeout_s=rollout.engine.hang_timeout_s + _HANG_MARGIN_S,
@@ -103,6 +111,7 @@ def _build_deployment(
     of: type,
     replicas: ReplicaSettings,
     most: float = math.inf,
+    ongoing: float = MOST_REQUESTS,
     policy: AutoscalingPolicy | None = None,
     gpus: int = 0,
     **options: Any,
@@ -111,9 +120,9 @@ def _build_deployment(
         options["autoscaling_config"] = AutoscalingConfig(
             min_replicas=replicas.min,
             max_replicas=replicas.max,
-            target_ongoing_requests=find_target(replicas, most),
-            upscale_delay_s=replicas.upscale_delay_s,
-            downscale_delay_s=replicas.downscale_delay_s,
+            target_ongoing_requests=find_target(ongoing, most),
+            upscale_delay_s=UPSCALE_DELAY_S,
+            downscale_delay_s=DOWNSCALE_DELAY_S,
             policy=policy or AutoscalingPolicy(),
         )
     else:

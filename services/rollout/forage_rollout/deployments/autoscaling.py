@@ -6,24 +6,34 @@ from typing import Any
 
 from ray.serve.config import AutoscalingContext
 
-from forage_runtime.settings import ReplicaSettings
-
 ONGOING = "ongoing"
 """Statistic that a replica reports: an engine the requests in progress on its connections, a dispatcher its groups in
 flight. Their limit follows the engines, so they are many where prompts wait and engines have room, and only then."""
+
+MOST_REQUESTS = 64.0
+"""Requests in progress of an engine or an agent above which there should be another: half of the sequences that an
+engine samples at once by default, where a further one still makes all of them faster."""
+
+MOST_GROUPS = 256.0
+"""Groups in flight of a dispatcher above which there should be another: the default of their limit, which only engines
+with room for so many reach. One dispatcher carries that on one core."""
+
+UPSCALE_DELAY_S, DOWNSCALE_DELAY_S = 10.0, 300.0
+"""How long more, or fewer, replicas must be wanted. Starting an engine costs minutes, and validations and updates of
+weights leave engines idle for less than the longer one: what comes back soon is not removed."""
 
 FULL_SHARE = 0.75
 """Of the most that a replica ever has in progress: one that has as much is full. At a target that replicas cannot pass
 there would never be another one."""
 
 
-def find_target(replicas: ReplicaSettings, most: float) -> float:
-    """Requests in progress per replica to aim at: what is set, or less where a replica has fewer.
+def find_target(ongoing: float, most: float) -> float:
+    """Requests in progress per replica to aim at: `ongoing`, or less where a replica has fewer.
 
     Args:
         most: requests that one replica ever has in progress.
     """
-    return min(replicas.target_ongoing, FULL_SHARE * most)
+    return min(ongoing, FULL_SHARE * most)
 
 
 def count_wanted(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:

@@ -24,6 +24,10 @@ from forage_trainer.checkpoints.upload import Uploader
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.reporting.progress import replace_non_finite
 
+UPLOAD_WAIT_S = 600.0
+"""Longest wait of a run that is done for its uploads: enough for the two checkpoints of a large model that may wait,
+and not for ever at a store that is down. What is missing is copied at the next start."""
+
 
 class Inbox(Protocol):
     """Where groups come from."""
@@ -183,7 +187,7 @@ class CheckpointWriter:
         """Wait for a checkpoint that was begun; after the last step for uploads, too, for a while."""
         self._checkpoints.close()
         if self._uploader is not None:
-            self._uploader.close(self._settings.trainer.upload_wait_s if is_done else 0.0)
+            self._uploader.close(UPLOAD_WAIT_S if is_done else 0.0)
 
     def _require_latest(self) -> None:
         """Raise `FencedError` where a later trainer has taken over: its checkpoints must not be replaced."""

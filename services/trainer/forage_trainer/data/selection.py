@@ -82,7 +82,7 @@ def _find_unusable(trajectory: Trajectory, settings: TrainerSettings) -> tuple[s
     if (tokens := trajectory.counts.tokens) > limit:
         return "too_long_trajectories", f"too long: it has {tokens} tokens, and {name} is {limit}"
     cut = next((turn for turn in trajectory.turns if turn.context_begin), None)
-    if cut is None or settings.algorithm.train_cut_contexts:
+    if cut is None:
         return None
     return "cut_trajectories", f"cut context: turn {cut.index} was sampled without the first {cut.context_begin} tokens"
 

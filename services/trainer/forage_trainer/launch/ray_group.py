@@ -23,6 +23,8 @@ from forage_trainer.launch.ray_rank import Rank
 
 _NODE_ID = "ray.io/node-id"
 POLL_INTERVAL_S = 0.5
+NODES_WAIT_S = 300.0
+"""Longest wait for nodes with room: KubeRay's autoscaler has a node within minutes, or has none."""
 
 
 def start_worker_group(settings: Settings, gpus: bool, check: Callable[[], None]) -> RayWorkerGroup:
@@ -39,7 +41,7 @@ def start_worker_group(settings: Settings, gpus: bool, check: Callable[[], None]
     rank = RayClassWithInitArgs(ray.remote(Rank), settings, Path.cwd())
     rank.update_options({"max_concurrency": 2})
     return RayWorkerGroup(
-        NodePool(trainer.nnodes, trainer.n_gpus_per_node, gpus, trainer.ray.wait_s, check),
+        NodePool(trainer.nnodes, trainer.n_gpus_per_node, gpus, NODES_WAIT_S, check),
         rank,
         name_prefix=f"{settings.run.id}:",
         device_name=get_platform().device_name,
@@ -100,6 +102,6 @@ class NodePool(RayResourcePool):  # type: ignore[misc, unused-ignore]
         ]
         return (
             f"trainer.nnodes={len(self.store)} with trainer.n_gpus_per_node={len(self._bundles)} found {taken} node(s) "
-            f"with so many free {kind}s within trainer.ray.wait_s={self._wait_s:g} s; Ray's nodes and their {kind}s: "
+            f"with so many free {kind}s within {self._wait_s:g} s; Ray's nodes and their {kind}s: "
             f"{', '.join(nodes)}. Add nodes, end what runs there, or ask for less"
         )

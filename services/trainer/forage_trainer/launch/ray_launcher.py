@@ -87,10 +87,10 @@ class Ranks:
             os.environ["VERL_PLATFORM"] = "nvidia"
         else:
             import forage_trainer.engine.verl_cpu  # noqa: F401  (makes it verl's platform)
-        from forage_trainer.launch.ray_group import start_worker_group
+        from forage_trainer.launch.ray_group import NODES_WAIT_S, start_worker_group
 
         self._stop = stop
-        self._limit_s = max(settings.trainer.ray.wait_s, settings.trainer.collective_timeout_s)
+        self._limit_s = max(NODES_WAIT_S, settings.trainer.collective_timeout_s)
         self._group = start_worker_group(settings, gpus, stop.check)
         self._locations: list[RankLocation] = self._wait_for(self._group.locate())
         for rank in self._locations:

@@ -13,6 +13,10 @@ from prometheus_client import Counter
 
 from forage_runtime.settings import GuardAction, GuardSettings
 
+WINDOW = 20
+"""Steps of history of the gradient norm and the reward, of which half must be there: a median forgives single spikes of
+so many, and a mean of rewards moves by less than its threshold from batch to batch."""
+
 _ORDER = ("rollback", "stop", "warn")
 TRIPS = Counter("forage_trainer_guard_trips_total", "Steps that tripped a guard", ["guard", "action"])
 
@@ -32,13 +36,14 @@ class Guards:
     A metric without a value (absent, None or, except for loss and gradient, not finite) trips no guard and is not kept.
     """
 
-    def __init__(self, settings: GuardSettings) -> None:
+    def __init__(self, settings: GuardSettings, window: int = WINDOW) -> None:
         self._settings = settings
         for name, guard in settings:
             if action := getattr(guard, "action", None):
                 TRIPS.labels(name, action)  # exported as 0 from the start
-        self._norms: deque[float] = deque(maxlen=settings.window)
-        self._rewards: deque[float] = deque(maxlen=settings.window)
+        self._window = window
+        self._norms: deque[float] = deque(maxlen=window)
+        self._rewards: deque[float] = deque(maxlen=window)
         self._highest: float | None = None
 
     def check(self, metrics: Mapping[str, Any], groups: int) -> list[Trip]:
@@ -57,8 +62,7 @@ class Guards:
         return {"norms": list(self._norms), "rewards": list(self._rewards), "highest": self._highest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        window = self._settings.window
-        self._norms, self._rewards = deque(state["norms"], window), deque(state["rewards"], window)
+        self._norms, self._rewards = deque(state["norms"], self._window), deque(state["rewards"], self._window)
         self._highest = state["highest"]
 
     def _find_trips(self, metrics: Mapping[str, Any], groups: int) -> Iterator[Trip]:
@@ -116,7 +120,7 @@ class Guards:
         )
 
     def _has_history(self, history: deque[float]) -> bool:
-        return 2 * len(history) >= self._settings.window
+        return 2 * len(history) >= self._window
 
 
 def _finite_value(metrics: Mapping[str, Any], name: str) -> float | None:

@@ -12,7 +12,7 @@ import torch
 
 from forage_queue.trainer.batcher import Batch
 from forage_queue.trainer.places import list_slots
-from forage_records.step_file import Fate, GroupFate, StepRow, list_saved_steps, step_file_path, write_step
+from forage_records.step_file import Fate, GroupFate, StepRow, step_file_path, write_step
 from forage_records.trajectory_file import explain_failure
 from forage_runtime.files import durable
 from forage_runtime.files.model_folder import read_end_of_turn
@@ -67,7 +67,6 @@ class StepFiles:
     def __init__(self, settings: Settings) -> None:
         self._folder = settings.run.folder
         self._every = settings.trainer.rollout_data_freq
-        self._keep = settings.trainer.rollout_data_to_keep
         self._min_samples = settings.trainer.algorithm.adv_estimator.min_samples
         self._end_of_turn = read_end_of_turn(settings.model.path)
         self._texts = TextReader(settings.model.path)
@@ -77,7 +76,7 @@ class StepFiles:
         return self._every > 0 and step % self._every == 0
 
     def write(self, step: int, late: Sequence[str], record: StepRecord) -> Path:
-        """Write a step's file and delete the oldest one; a file of the step from before a restart is replaced.
+        """Write a step's file; a file of the step from before a restart is replaced.
 
         Args:
             late: uids of the groups that did not arrive in time, in the order of the batch's `stragglers`.
@@ -89,10 +88,6 @@ class StepFiles:
         fates = list_fates(record, self._min_samples, late)
         with durable.detect_full_disk(file):
             write_step(file, self._end_of_turn, build_rows(step, record, fates, self._texts), fates)
-        # Files of later steps are from before a restart; this process will replace them.
-        upto = [kept for kept in list_saved_steps(self._folder) if kept <= step]
-        for old in upto[: -self._keep] if self._keep else ():
-            step_file_path(self._folder, old).unlink()
         return file
 
 

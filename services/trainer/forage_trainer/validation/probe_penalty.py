@@ -7,7 +7,6 @@ confidence rises with the reasoning; such a trajectory gains.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
@@ -41,7 +40,7 @@ def subtract_penalty(
 
 
 class ProbePenalty:
-    """Probes the first trajectories of each group of a step."""
+    """Probes the first trajectory of each group of a step."""
 
     def __init__(self, settings: Settings) -> None:
         """
@@ -51,20 +50,19 @@ class ProbePenalty:
         penalty = settings.trainer.algorithm.probe_penalty
         self._coefficient = penalty.coef
         self._texts = TextReader(settings.model.path)
-        self._per_group = penalty.trajectories_per_group
         plan = ProbePlan(penalty.points, penalty.samples, settings.run.seed)
-        self._prober = TrainingProber(settings, plan, Purpose.PENALTY, penalty.timeout_s, every_turn=False)
+        self._prober = TrainingProber(settings, plan, Purpose.PENALTY, settings.trainer.probe.timeout_s, False)
 
     def measure_overconfidence(
         self, rows: Sequence[Trajectory], policy: Policy, check: Callable[[], None]
     ) -> list[float | None]:
-        """Measure each row's overconfidence; None for rows that are not among the first of their group or that failed.
+        """Measure each row's overconfidence; None for rows that are not the first of their group or that failed.
 
         Args:
             policy: the policy that is being trained.
             check: called periodically; may raise to end the work.
         """
-        chosen = [restore_trajectory(row) for row in _select_first(rows, self._per_group)]
+        chosen = [restore_trajectory(row) for row in _select_first(rows)]
         self._texts.restore(chosen)
 
         async def sample() -> Sequence[TrajectoryMessage]:
@@ -84,18 +82,15 @@ class ProbePenalty:
         mean = fmean(values) if values else None
         return {
             "probe_count": len(values),
-            "probe_failed": len(_select_first(rows, self._per_group)) - len(values),
+            "probe_failed": len(_select_first(rows)) - len(values),
             "probe_overconfidence": mean,
             "probe_penalty": None if mean is None else probe_metrics.advantage_penalty(mean, self._coefficient),
         }
 
 
-def _select_first(rows: Sequence[Trajectory], count: int) -> list[Trajectory]:
-    """Select the first rows of each group."""
-    seen: Counter[str] = Counter()
-    chosen = []
+def _select_first(rows: Sequence[Trajectory]) -> list[Trajectory]:
+    """Select the first row of each group."""
+    first: dict[str, Trajectory] = {}
     for row in rows:
-        if seen[row.group_uid] < count:
-            chosen.append(row)
-        seen[row.group_uid] += 1
-    return chosen
+        first.setdefault(row.group_uid, row)
+    return list(first.values())
