@@ -22,6 +22,7 @@ from forage_cli.commands import (
     security,
     start,
     status,
+    train,
     trajectories,
 )
 from forage_runtime import __version__
@@ -29,11 +30,12 @@ from forage_runtime.command import run_command
 
 app = typer.Typer(
     name="forage",
-    help="Train LLM search agents with reinforcement learning, as services. Start with [bold]forage demo[/].",
+    help="Train LLM search agents with reinforcement learning, as services. Start with [bold]forage demo[/],"
+    " then [bold]forage train -c FILE[/].",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -52,11 +54,13 @@ def _define_options(
     """Options of `forage` itself; the callback of each does its work."""
 
 
-app.command("demo")(start.demo)
+app.command("demo")(train.demo)
+app.command("train")(train.train)
 app.command("up")(start.up)
 app.command("ask")(ask.ask)
 app.command("probe")(probe.probe)
 app.command("trajectories")(trajectories.trajectories)
+app.command("logs")(runs.logs)
 app.command("check-history")(runs.check_history)
 app.command("compare-runs")(runs.compare_runs)
 app.command("console")(start.console)
@@ -70,6 +74,7 @@ app.add_typer(eval.app, name="eval")
 app.add_typer(model.app, name="model")
 app.add_typer(redis_server.app, name="redis")
 app.add_typer(rollout.app, name="rollout")
+app.add_typer(runs.app, name="runs")
 app.add_typer(security.app, name="security")
 
 

@@ -47,8 +47,9 @@ def doctor(config: Config = None, base_port: BasePort = None) -> None:
 
 def run_checks(config: Path | None, base_port: int | None) -> Iterator[Check]:
     """Check everything that a local run needs, one thing at a time."""
-    from forage_cli.local import console, demo, nvidia, preflight, stack
+    from forage_cli.local import console, nvidia, preflight, stack
     from forage_cli.local.redis.memory import check_redis
+    from forage_cli.local.training.load import CONFIG
     from forage_cli.planning.streams import estimate_stream_memory, format_bytes
     from forage_runtime.devices import count_cpus
     from forage_runtime.files.model_folder import check_model_folder
@@ -86,7 +87,7 @@ def run_checks(config: Path | None, base_port: int | None) -> Iterator[Check]:
     except ImportError as error:
         yield Check("redis server", str(error), "run 'make setup'")
     try:
-        settings = load_settings(config or stack.repository() / demo.CONFIG, stack.shift_ports(base_port))
+        settings = load_settings(config or stack.repository() / CONFIG, stack.shift_ports(base_port))
     except UserError as error:
         yield Check("settings", "invalid", str(error))
         return

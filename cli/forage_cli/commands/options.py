@@ -30,14 +30,19 @@ BasePort = Annotated[
 
 def load_run_settings(config: Path | None, overrides: list[str] | None, base_port: int | None, run: str) -> Settings:
     """Load the settings of a command that uses services: the demo's where no file is given, under the run id `run`."""
-    from forage_cli.local import demo as local
     from forage_cli.local.hardening import adopt_security
     from forage_cli.local.stack import repository, shift_ports
+    from forage_cli.local.training.load import CONFIG
     from forage_runtime.settings import load_settings
 
     merged = [*shift_ports(base_port), f"run.id={run}", *(overrides or [])]
-    settings = load_settings(config or repository() / local.CONFIG, merged)
+    settings = load_settings(config or repository() / CONFIG, merged)
     latest = settings.run.dir / "latest/settings.yaml"
     if config or not latest.is_file():
         return settings
     return adopt_security(settings, load_settings(latest, (), {}), latest.parent)
+
+
+WithConsole = Annotated[
+    bool, typer.Option("--console/--no-console", help="Serve the console, which shows the run in a browser.")
+]

@@ -1,4 +1,4 @@
-"""`forage demo` and `forage up`: a whole stack on this machine; `forage console` alone."""
+"""`forage up`: a whole stack on this machine; `forage console` alone."""
 
 from __future__ import annotations
 
@@ -9,41 +9,8 @@ from typing import Annotated
 
 import typer
 
-from forage_cli.commands.options import BasePort, Config, Overrides
+from forage_cli.commands.options import BasePort, Config, Overrides, WithConsole
 from forage_runtime.text.console import TextConsole
-
-WithConsole = Annotated[
-    bool, typer.Option("--console/--no-console", help="Serve the console, which shows the run in a browser.")
-]
-
-
-def demo(
-    overrides: Overrides = None,
-    seed: Annotated[int, typer.Option(help="Seed of data order and sampling.", min=0)] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the latest run.")] = False,
-    console: WithConsole = True,
-    config: Config = None,
-    base_port: BasePort = None,
-) -> None:
-    """Train the tiny policy to search world facts on this machine, in five to ten minutes.
-
-    Starts every service on loopback, shows the run live, here and in the console (a page for a browser), validates
-    before and after training on entities that training never saw, and writes a report to runs/latest. Ctrl-C stops all
-    services; --resume continues.
-
-    Examples:
-
-      forage demo
-
-      forage demo --seed 1 trainer.total_training_steps=50
-    """
-    from forage_cli.local import demo as local
-
-    if resume:
-        settings = local.load_resumed_settings(overrides or [])
-    else:
-        settings = local.load_demo_settings(seed, config, overrides or [], base_port)
-    local.run_demo(settings, TextConsole(), console)
 
 
 def up(
@@ -63,20 +30,20 @@ def up(
 
       forage up --train --config configs/demo.yaml
     """
-    from forage_cli.local import demo as local
     from forage_cli.local import preflight, serving
     from forage_cli.local.console import add_console
     from forage_cli.local.gpus import build_stack
     from forage_cli.local.hardening import harden
     from forage_cli.local.processes import interrupt_on_signals
     from forage_cli.local.stack import SERVING, TRAINING, Program, end_earlier_stack, shift_ports
+    from forage_cli.local.training.run import POLL_INTERVAL_S, prepare_world
     from forage_cli.local.watch import Watch
     from forage_runtime.settings import load_settings
 
     output = TextConsole()
     settings = load_settings(config, [*shift_ports(base_port), *(overrides or [])])
     programs: tuple[Program, ...] = TRAINING if train else SERVING
-    local.prepare_world(settings, output)
+    prepare_world(settings, output)
     end_earlier_stack(settings)
     preflight.check_all(settings, programs)
     settings = harden(settings)
@@ -97,7 +64,7 @@ def up(
             with Watch(stack) as watch:
                 while not (train and stack.supervisor.is_done(Program.TRAINER)):
                     watch.tick(lambda sentence: output.print(sentence, highlight=False, soft_wrap=True))
-                    time.sleep(local.POLL_INTERVAL_S)  # wait: pause between two looks
+                    time.sleep(POLL_INTERVAL_S)  # wait: pause between two looks
         except KeyboardInterrupt:
             output.print("stopping …")
         finally:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import psutil
 
@@ -267,7 +268,7 @@ def end_leftovers(record: Path, grace_s: float = 15.0) -> list[int]:
         The ids of the processes that were ended.
     """
     try:
-        content = json.loads(record.read_text(encoding="utf-8"))
+        content = read_record(record)
         supervisor, services = content["supervisor"], content["services"]
         tokens = {str(service["token"]) for service in services}
         named = [process for service in services if (process := find_process(service)) is not None]
@@ -309,6 +310,43 @@ def find_process(described: Mapping[str, float]) -> psutil.Process | None:
         if abs(process.create_time() - described["started"]) < _SAME_START_S:
             return None if process.status() == psutil.STATUS_ZOMBIE else process
     return None
+
+
+def find_supervisor(record: Path) -> psutil.Process | None:
+    """Find the process whose supervisor runs the services of a record; None without one, and where it was killed."""
+    try:
+        return find_process(read_record(record)["supervisor"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def read_record(record: Path) -> dict[str, Any]:
+    """Read what `Supervisor` has recorded of a run's processes.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError: there is no such file, or it is damaged.
+    """
+    if record.exists() and not record.is_file():
+        raise ValueError(f"{record} is no file")  # reading a pipe would wait for ever
+    try:
+        content = json.loads(record.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError(f"{record} is nested too deeply") from None
+    for process in (content["supervisor"], *content["services"]):
+        if not isinstance(process["pid"], int) or not isinstance(process["started"], int | float):
+            raise TypeError(f"{record} names no process by {process}")
+    return {"supervisor": content["supervisor"], "services": content["services"]}
+
+
+def is_damaged(record: Path) -> bool:
+    """Whether there is a record that does not say which processes are the run's."""
+    try:
+        read_record(record)
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
+    return False
 
 
 def _find_by_token(tokens: Set[str]) -> Iterator[psutil.Process]:

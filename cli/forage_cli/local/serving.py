@@ -114,8 +114,8 @@ def ensure_services(
             _wait(lambda: list_waiting(settings, [last]), spinner)
         yield settings
         return
-    from forage_cli.local import demo as local
     from forage_cli.local import preflight
+    from forage_cli.local.training.run import prepare_world
     from forage_weights.folders import open_whole
     from forage_weights.signed_folder import verify_published
 
@@ -125,7 +125,7 @@ def ensure_services(
     served = f" with the policy {policy} (about a minute)" if Program.ROLLOUT in programs else ""
     console.print(f"no services are running: starting them{served}", highlight=False)
     if Program.RETRIEVER in programs:
-        local.prepare_world(settings, console)
+        prepare_world(settings, console)
     settings = settings.model_copy(update={"model": settings.model.model_copy(update={"path": policy})})
     if Program.ROLLOUT in programs:
         end_earlier_stack(settings)

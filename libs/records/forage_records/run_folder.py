@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -95,6 +96,8 @@ class RunFolder:
             state = file.stat()
         except FileNotFoundError:
             return []
+        if not stat.S_ISREG(state.st_mode):
+            return []  # reading a pipe would wait for ever
         version = (state.st_mtime_ns, state.st_size)
         if self._seen.get(file, (None,))[0] != version:
             self._seen[file] = (version, _read_rows(file))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 START_LIMIT_S = 300
+LOOK_S = 10
+"""So long a look for Ray's own node waits; between two looks `extend_start_limit` sees whether it can still come."""
 FOLDER_PREFIX = "forage-ray-"
 LONGEST_SOCKET = f"{FOLDER_PREFIX}12345678/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 """As long as the path of any socket of a Ray below the folder of temporary files."""
@@ -23,7 +27,7 @@ _ENVIRONMENT = {
     "RAY_enable_metrics_collection": "0",
     "RAY_grpc_enable_http_proxy": "0",  # Ray's default, which the environment may not change
     "RAY_gcs_server_port_wait_time_s": str(START_LIMIT_S),
-    "RAY_raylet_start_wait_time_s": str(START_LIMIT_S),
+    "RAY_raylet_start_wait_time_s": str(LOOK_S),
     "RAY_worker_register_timeout_seconds": "300",
     "RAY_worker_niceness": "0",  # Ray would lower the priority of its workers, which serve requests
 }
@@ -35,10 +39,13 @@ def ray_environment() -> dict[str, str]:
 
 
 @contextmanager
-def extend_start_limit(limit_s: float = START_LIMIT_S) -> Iterator[None]:
-    """Let a `ray.init` within the block wait this long for its node.
+def extend_start_limit(folder: Path, limit_s: float = START_LIMIT_S) -> Iterator[None]:
+    """Let a `ray.init` within the block wait this long for its node, as long as its raylet lives.
 
     Ray gives up after 30 s, a constant that no setting changes; on a busy machine its processes need longer.
+
+    Args:
+        folder: Ray's folder of temporary files, with its logs.
     """
     from ray._private import services
 
@@ -49,7 +56,9 @@ def extend_start_limit(limit_s: float = START_LIMIT_S) -> Iterator[None]:
         while True:
             try:
                 return look_up(*arguments)
-            except RuntimeError:  # the node is not known yet
+            except RuntimeError as error:  # the node is not known yet
+                if has_raylet_ended():
+                    raise RuntimeError(f"Ray's raylet ended before it was ready: {_read_raylet(folder)}") from error
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)  # wait: until a start that has a time limit is over
@@ -59,3 +68,23 @@ def extend_start_limit(limit_s: float = START_LIMIT_S) -> Iterator[None]:
         yield
     finally:
         services.get_node = look_up
+
+
+def has_raylet_ended() -> bool:
+    """Whether the raylet that this process has started last is dead: a zombie, as nobody has waited for it."""
+    states = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            name, _, rest = file.read_bytes().partition(b"(")[2].rpartition(b")")
+            state, parent = rest.split()[:2]
+            if name == b"raylet" and int(parent) == os.getpid():
+                states.append(state)
+    return bool(states) and set(states) == {b"Z"}
+
+
+def _read_raylet(folder: Path) -> str:
+    """The last line that the raylet wrote."""
+    for file in (*folder.glob("session_*/logs/raylet.err"), *folder.glob("session_*/logs/raylet.out")):
+        if lines := [line for line in file.read_text(errors="replace").splitlines() if line.strip()]:
+            return lines[-1][:500]
+    return "it wrote nothing"

@@ -11,8 +11,8 @@ STEPS = 6
 
 def run(findings: Findings) -> None:
     """Train by the demo's recipe, whole where there is a GPU."""
-    from forage_cli.local.demo import CONFIG
     from forage_cli.local.stack import repository
+    from forage_cli.local.training.load import CONFIG
     from forage_runtime.settings import load_settings
 
     if not findings.has_gpu:

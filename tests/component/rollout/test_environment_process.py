@@ -141,7 +141,7 @@ shares_environment = pytest.mark.asyncio(loop_scope="module")
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def environment(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RemoteEnvironment]:
     """One for all tests that leave its process as it was."""
-    shared = open_one(tmp_path_factory.mktemp("environment"))
+    shared = open_one(tmp_path_factory.mktemp("environment"), timeout_s=300)  # its loop may starve on a busy machine
     yield shared
     await shared.close()
 

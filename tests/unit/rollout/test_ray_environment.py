@@ -11,7 +11,7 @@ from ray import _raylet
 from ray._private import node, services
 
 from forage_runtime import ray_environment as module
-from forage_runtime.ray_environment import START_LIMIT_S, extend_start_limit, ray_environment
+from forage_runtime.ray_environment import LOOK_S, START_LIMIT_S, extend_start_limit, ray_environment
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def late_node(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return calls
 
 
-def test_a_node_that_registers_late_is_waited_for(late_node: list[float]) -> None:
-    with extend_start_limit():
+def test_a_node_that_registers_late_is_waited_for(late_node: list[float], tmp_path: Path) -> None:
+    with extend_start_limit(tmp_path):
         assert services.get_node("127.0.0.1:1", "n") == {"node_id": "n"}
     assert len(late_node) == 5
     late_node.clear()
@@ -46,10 +46,23 @@ def test_a_node_that_registers_late_is_waited_for(late_node: list[float]) -> Non
         services.get_node("127.0.0.1:1", "n")
 
 
-def test_a_node_that_never_registers_is_given_up(late_node: list[float]) -> None:
-    with extend_start_limit(0.15), pytest.raises(RuntimeError, match="no node n"):
+def test_a_node_that_never_registers_is_given_up(late_node: list[float], tmp_path: Path) -> None:
+    with extend_start_limit(tmp_path, 0.15), pytest.raises(RuntimeError, match="no node n"):
         services.get_node("127.0.0.1:1", "n")
     assert late_node == [0.0, 0.1, 0.2], "it gives up at the first failure after its limit"
+
+
+def test_a_raylet_that_has_ended_is_not_waited_for_and_its_last_line_is_the_reason(
+    late_node: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = tmp_path / "session_1/logs"
+    logs.mkdir(parents=True)
+    (logs / "raylet.err").write_text("\n")
+    (logs / "raylet.out").write_text("begins\ncannot reach the GCS\n\n")
+    monkeypatch.setattr(module, "has_raylet_ended", lambda: True)
+    with extend_start_limit(tmp_path), pytest.raises(RuntimeError, match="ended before it was ready: cannot reach the"):
+        services.get_node("127.0.0.1:1", "n")
+    assert late_node == [0.0]
 
 
 def test_the_installed_ray_has_the_constant_and_looks_its_node_up_where_it_is_extended() -> None:
@@ -60,6 +73,7 @@ def test_the_installed_ray_has_the_constant_and_looks_its_node_up_where_it_is_ex
 
 def test_the_installed_ray_knows_the_environment_variables_of_its_other_limits() -> None:
     known = Path(_raylet.__file__).read_bytes() + Path(str(node.__file__)).read_bytes()
-    variables = [name for name, value in ray_environment().items() if value == str(START_LIMIT_S)]
+    limits = {str(START_LIMIT_S), str(LOOK_S)}
+    variables = [name for name, value in ray_environment().items() if value in limits]
     assert len(variables) == 3
     assert [name for name in variables if name.encode() not in known] == []

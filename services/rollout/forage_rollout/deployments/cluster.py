@@ -335,7 +335,7 @@ class LocalCluster(Cluster):
         begin = time.perf_counter()
         for attempt in range(1, _MAX_STARTS + 1):
             try:
-                with extend_start_limit():
+                with extend_start_limit(self._folder):
                     ray.init(
                         num_cpus=max(1, math.ceil(count_cpus(self._settings))),
                         object_store_memory=_OBJECT_STORE_BYTES,

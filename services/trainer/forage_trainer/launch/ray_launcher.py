@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -253,7 +254,7 @@ def _start_ray(processes: int, folder: str) -> None:
     options = {"address": "local", "num_cpus": processes, "object_store_memory": _OBJECT_STORE_BYTES}
     for attempt in range(1, _START_ATTEMPTS + 1):
         try:
-            with extend_start_limit():
+            with extend_start_limit(Path(folder)):
                 ray.init(**options, include_dashboard=False, configure_logging=False, _temp_dir=folder)
             return
         except Exception as error:

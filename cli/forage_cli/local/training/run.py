@@ -1,10 +1,9 @@
-"""`forage demo`: a training run on world facts with a live view and a report, started new or resumed."""
+"""A training run from its start to its report, with a live view: `forage train` and `forage demo`."""
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -16,8 +15,9 @@ from forage_cli.local.console import add_console, find_url
 from forage_cli.local.gpus import build_stack
 from forage_cli.local.hardening import harden
 from forage_cli.local.live import LiveView, format_step
-from forage_cli.local.processes import interrupt_on_signals
-from forage_cli.local.stack import TRAINING, Program, Stack, end_earlier_stack, point_latest, repository, shift_ports
+from forage_cli.local.processes import ServiceDiedError, interrupt_on_signals
+from forage_cli.local.stack import TRAINING, Program, Stack, end_earlier_stack, point_latest, repository
+from forage_cli.local.training.load import check_not_in_use
 from forage_cli.local.watch import Watch
 from forage_cli.reports import run_report as report
 from forage_cli.runs.ledger import count_groups
@@ -25,30 +25,25 @@ from forage_cli.terminal import trajectories as show
 from forage_queue.streams.client import StreamClient
 from forage_records.run_folder import RunFolder
 from forage_runtime.errors import UserError
-from forage_runtime.settings import Settings, load_settings
+from forage_runtime.settings import Settings
 
 POLL_INTERVAL_S = 0.5
 _TICKS_PER_PROBE = 6
-CONFIG = Path("configs/demo.yaml")
 
 
-def load_demo_settings(seed: int, config: Path | None, overrides: Sequence[str], base_port: int | None) -> Settings:
-    """Load the settings of a new demo; the run id contains its start time."""
-    fresh = [f"run.id=demo-{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}", f"run.seed={seed}"]
-    return load_settings(config or repository() / CONFIG, [*fresh, *shift_ports(base_port), *overrides])
+def run_training(
+    settings: Settings, console: Console, with_console: bool = True, remedy: str = "forage train --resume"
+) -> report.Summary:
+    """Train to the end and write the report. Ctrl-C stops every process; the run can be resumed.
 
+    Args:
+        remedy: the command that goes on with the run.
 
-def load_resumed_settings(overrides: Sequence[str]) -> Settings:
-    """Load the settings of the latest run, with overrides."""
-    runs = load_settings(None, overrides).run.dir
-    file = runs / "latest" / "settings.yaml"
-    if not file.is_file():
-        raise UserError(f"there is no run to resume in {runs}: start one with 'forage demo'")
-    return load_settings(file, overrides)
-
-
-def run_demo(settings: Settings, console: Console, with_console: bool = True) -> report.Summary:
-    """Train to the end and write the report. Ctrl-C stops every process; the run can be resumed."""
+    Raises:
+        UserError: a check before the start failed, another command runs this run, or a service found an error.
+        ServiceDiedError: a service died too often.
+    """
+    check_not_in_use(settings)
     prepare_world(settings, console)
     end_earlier_stack(settings)
     preflight.check_all(settings, TRAINING)
@@ -69,9 +64,11 @@ def run_demo(settings: Settings, console: Console, with_console: bool = True) ->
             stack.stop()
             discard_empty_run(folder)
             raise
+        except ServiceDiedError as error:
+            raise ServiceDiedError(f"{error}\nthen go on with the run: {remedy}") from None
         except KeyboardInterrupt:
             minutes_file.write_text(f"{(time.time() - started) / 60:.3f}\n", encoding="utf-8")
-            console.print("stopping …  (continue with [bold]forage demo --resume[/])", markup=True)
+            console.print(f"stopping …  (continue with [bold]{remedy}[/])", markup=True)
             raise
         finally:
             stack.stop()
