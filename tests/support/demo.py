@@ -17,6 +17,9 @@ import psutil
 if TYPE_CHECKING:
     from forage_queue.checker.check import Report
 
+LIMIT_S = 1500.0
+"""Ends a wait that hangs, on a machine of any speed."""
+
 
 T = TypeVar("T")
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -75,7 +78,7 @@ class Demo:
         file = self.run / "metrics.jsonl"
         return len(file.read_text().splitlines()) if file.exists() else 0
 
-    def wait_for(self, condition: Callable[[], T], timeout_s: float) -> T:
+    def wait_for(self, condition: Callable[[], T], timeout_s: float = LIMIT_S) -> T:
         deadline = time.monotonic() + timeout_s
         while not (result := condition()):
             assert self.process.poll() is None, f"the demo ended early:\n{self.output[-3000:]}"
@@ -83,7 +86,7 @@ class Demo:
             time.sleep(0.25)
         return result
 
-    def finish(self, timeout_s: float) -> int:
+    def finish(self, timeout_s: float = LIMIT_S) -> int:
         return self.process.wait(timeout_s)
 
     def kill(self, program: str) -> None:

@@ -25,7 +25,7 @@ from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettin
 from forage_weights.rollout.canary import CanaryBounds
 
 ENGINE = EngineSettings(max_model_len=128, max_num_seqs=4)
-_LIMIT_S = 120.0
+_LIMIT_S = 600.0
 _NO_STATES = "Chunked prefill is required for mamba cache mode"
 """Of vLLM's error about a model with states, whose prefixes it caches only where it may split a prompt."""
 

@@ -23,7 +23,7 @@ from forage_queue.streams.client import StreamClient
 from forage_runtime.text.search_prompt import format_search_prompt
 from forage_trajectory.codec import unpack_group
 
-START_S = 400.0
+START_S = 1200.0
 ADDRESSES = (
     "retriever.http",
     "retriever.grpc",

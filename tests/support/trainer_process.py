@@ -19,7 +19,7 @@ from forage_queue.streams.client import StreamClient
 from forage_runtime.settings import RedisSettings
 
 BATCH = 3
-LIMIT_S = 500.0
+LIMIT_S = 1500.0
 """Of a whole run."""
 _DYING = Path(__file__).with_name("dying_trainer.py")
 

@@ -14,7 +14,7 @@ from forage_weights.announcement import PolicyError
 from forage_weights.rollout.canary import CanaryError
 from forage_weights.rollout.policy import NotServingError
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -37,7 +37,7 @@ from forage_weights.digests import compute_content, compute_digest
 from forage_weights.rollout.policy import NotServingError
 from forage_weights.tensors import open_tensors
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module")]
 VERSIONS = itertools.count(1)
 TOLERANCE = 1e-3
 SLOTS = 64

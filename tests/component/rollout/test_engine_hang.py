@@ -20,8 +20,6 @@ from forage_rollout.loop.generation import Request
 from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_weights.rollout.policy import EngineHangsError, EngineLostError, NotServingError
 
-pytestmark = pytest.mark.timeout(600)
-
 
 async def test_a_hanging_engine_is_detected_and_its_requests_fail(
     make_model: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from agent_parts import Judge, Library, MakeAgent, judge, library, make_agent
 from dispatcher_bench import Bench
 from linked_engine import LINES, start_engine
@@ -14,7 +13,6 @@ __all__ = ["judge", "library", "make_agent"]
 GROUPS, SAMPLES = 8, 8
 
 
-@pytest.mark.timeout(600)
 async def test_no_group_starts_again_when_an_engine_is_killed_under_its_trajectories(
     bench: Bench, make_agent: MakeAgent, library: Library, judge: tuple[Judge, str]
 ) -> None:

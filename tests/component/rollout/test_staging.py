@@ -28,7 +28,6 @@ from forage_weights.rollout.shadow import Shadow
 from forage_weights.rollout.staging import Stage, build_patches
 from forage_weights.tensors import open_tensors
 
-pytestmark = pytest.mark.timeout(300)
 WEIGHTS = "model.safetensors"
 
 

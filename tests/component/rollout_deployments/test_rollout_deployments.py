@@ -17,8 +17,6 @@ from forage_runtime.errors import SettingsError
 if TYPE_CHECKING:  # it imports Ray, which reads its environment then
     from serve_parts import Inside
 
-pytestmark = [pytest.mark.timeout(600)]
-
 
 def look_inside(caller: Any) -> list[Inside]:
     found: list[Inside] = caller.everywhere.remote("inside").result(timeout_s=200)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +17,8 @@ FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()"]
 @pytest.mark.parametrize("service", ["retriever", "reward", "rollout", "trainer"])
 def test_a_service_prints_its_usage(repository: Path, service: str) -> None:
     command = [repository / f".venvs/{service}/bin/python", "-m", f"forage_{service}", "--help"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNDEFAULTENCODING"}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, env=environment)  # libraries warn
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.startswith(f"`python -m forage_{service} [--config FILE]")
     assert "FORAGE__RUN__SEED=1" in ended.stdout

@@ -21,6 +21,7 @@ def demo(tmp_path: Path, free_base_port: Callable[[], int]) -> Iterator[Demo]:
     demo.end()
 
 
+@pytest.mark.timeout(8000)
 def test_smollm2_is_fetched_converted_and_trained(tmp_path: Path, demo: Demo) -> None:
     fetched = subprocess.run(
         [*FORAGE, "model", "smollm2", "--out", str(tmp_path / "model")], cwd=REPOSITORY, capture_output=True, text=True

@@ -318,7 +318,6 @@ def wait_until_healthy(container: str) -> None:
     wait_until(lambda: run_docker(*command) == "healthy", lambda: run_docker("logs", container))
 
 
-@pytest.mark.timeout(1200)
 def test_the_command_writes_the_world_on_a_read_only_file_system(built: None) -> None:
     image = f"{REGISTRY}/forage/cli:{VERSION}"
     script = "forage data world --out /tmp/world; ls /tmp/world"
@@ -330,7 +329,6 @@ def test_the_command_writes_the_world_on_a_read_only_file_system(built: None) ->
     assert tools == "none"
 
 
-@pytest.mark.timeout(1200)
 def test_the_reward_becomes_healthy_and_drains_on_stop(reward: str) -> None:
     wait_until_healthy(reward)
     run_docker("stop", "--time", "30", reward)
@@ -338,7 +336,6 @@ def test_the_reward_becomes_healthy_and_drains_on_stop(reward: str) -> None:
     assert '"event": "draining"' in run_docker("logs", reward)
 
 
-@pytest.mark.timeout(1200)
 def test_the_console_shows_its_pages_behind_its_token_and_ends_on_stop(console: str) -> None:
     wait_until_healthy(console)
     assert run_docker("exec", console, "python", "-c", _READ_PAGES).split() == ["401", "200", "text/css", "[]"]
@@ -346,7 +343,6 @@ def test_the_console_shows_its_pages_behind_its_token_and_ends_on_stop(console: 
     assert run_docker("inspect", "--format", "{{.State.ExitCode}}", console) == "0"
 
 
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

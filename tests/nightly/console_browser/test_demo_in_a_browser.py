@@ -15,7 +15,6 @@ from selenium.webdriver.common.by import By
 
 __all__ = ["chromium"]
 
-pytestmark = [pytest.mark.timeout(600)]
 STEPS, SAVED = 12, 6
 SETTINGS = [
     f"trainer.total_training_steps={STEPS}",
@@ -46,7 +45,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory, free_base_port: Callable[[], 
 @pytest.fixture(scope="module")
 def site(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A console over the demo that has ended, and has taken its own with it."""
-    assert demo.finish(400) == 0, demo.output[-3000:]
+    assert demo.finish() == 0, demo.output[-3000:]
     with serve(f"127.0.0.1:{demo.base_port + 50}", demo.runs, tmp_path_factory.mktemp("cache")) as found:
         yield found
 
@@ -111,7 +110,7 @@ def explain(page: ConsolePage, run: str) -> None:
 def test_a_run_is_followed_while_it_trains(
     demo: Demo, chromium: Chrome, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    demo.wait_for(lambda: demo.steps >= 1, 300)
+    demo.wait_for(lambda: demo.steps >= 1)
     own = Site(f"127.0.0.1:{demo.base_port + 50}", demo.runs, tmp_path_factory.mktemp("unused"))
     assert f"console  {own.home}" in demo.output
     page = ConsolePage(chromium, own)
@@ -123,7 +122,7 @@ def test_a_run_is_followed_while_it_trains(
     assert page.run("return window.loaded"), "the page was loaded again"
     assert page.list_errors() == []
     check_health(page, run)
-    demo.wait_for(lambda: demo.steps >= 4, 120)
+    demo.wait_for(lambda: demo.steps >= 4)
     ask(page, run)
     explain(page, run)
     assert demo.process.poll() is None, "the run has ended before all was seen"

@@ -24,7 +24,7 @@ from forage_weights.announcement import PolicyError
 from forage_weights.rollout.adapter import CONFIG, WEIGHTS
 from forage_weights.rollout.canary import CanaryError
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module")]
 TOLERANCE = 1e-3
 
 

@@ -15,7 +15,7 @@ from forage_rollout.engine import policy_loader
 from forage_weights.announcement import PolicyError
 from forage_weights.rollout.policy import NotServingError
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

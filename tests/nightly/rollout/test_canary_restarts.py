@@ -24,7 +24,7 @@ from forage_runtime.settings import EngineSettings
 from forage_weights.rollout.canary import CanaryError
 from forage_weights.rollout.policy import NotServingError
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

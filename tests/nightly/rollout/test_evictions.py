@@ -15,7 +15,6 @@ from forage_rollout.loop.generation import Request
 from forage_rollout.metrics import to_counts
 from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 
-pytestmark = pytest.mark.timeout(300)
 BLOCKS, BLOCK, SEQUENCES, TOKENS = 40, 32, 12, 160
 
 

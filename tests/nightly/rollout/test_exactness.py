@@ -36,7 +36,7 @@ from forage_rollout.loop.generation import Generation
 from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_weights.announcement import PolicyError
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module")]
 VERSIONS = itertools.count(1)
 
 

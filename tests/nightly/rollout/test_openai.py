@@ -33,7 +33,7 @@ from forage_runtime.clients.calls import RefusedError
 from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_runtime.telemetry.health import Health
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module")]
 CHAT: Any = [{"role": "user", "content": "the capital of France"}]
 
 

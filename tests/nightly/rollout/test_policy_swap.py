@@ -30,7 +30,6 @@ from forage_weights.delta import encode_delta
 from forage_weights.digests import compute_content, compute_digest
 from forage_weights.tensors import open_tensors
 
-pytestmark = pytest.mark.timeout(600)
 WEIGHTS = "model.safetensors"
 VERSIONS = itertools.count(1)
 

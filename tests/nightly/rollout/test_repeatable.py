@@ -31,7 +31,7 @@ from forage_runtime.errors import UnavailableError
 from forage_runtime.settings import Settings, load_settings
 from forage_runtime.text.search_prompt import format_search_prompt
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module")]
 STOPS = ("</search>", "</answer>")
 TEXT = "the capital of France is Paris, the search for an answer"
 WIDE = {

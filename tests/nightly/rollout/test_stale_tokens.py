@@ -36,7 +36,6 @@ from forage_weights.cache import PolicyCache
 from forage_weights.rollout.follower import Follower
 from forage_weights.rollout.policy import NotServingError
 
-pytestmark = pytest.mark.timeout(1200)
 RUN, FEW, ALL = "stale", 0.02, 1
 TEMPERATURES = (1.0, 0.7, 1.3)
 CLEARLY = 20 * TOLERANCE

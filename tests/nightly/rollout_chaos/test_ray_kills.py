@@ -24,7 +24,6 @@ from forage_proto.v1.trajectory_pb2 import ChatMessage, Prompt, Purpose, Samplin
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_runtime.settings import RedisSettings
 
-pytestmark = [pytest.mark.timeout(900)]
 _FOLDER = re.compile(r"^/[^=,:]*/forage-ray-[^/]*$")
 
 

@@ -35,7 +35,6 @@ from forage_proto.v1.trajectory_pb2 import Status, TrajectoryGroup
 from forage_queue.streams.client import StreamClient
 from forage_runtime.settings import RedisSettings
 
-pytestmark = [pytest.mark.timeout(1200)]
 GROUPS, SAMPLES = 32, 8
 IN_FLIGHT = 200
 """Trajectories at least, when an engine is killed."""

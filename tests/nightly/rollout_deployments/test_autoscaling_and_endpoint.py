@@ -16,8 +16,6 @@ from forage_runtime.settings import EngineSettings, ModelSettings, ReplicaSettin
 from forage_runtime.settings.rollout import DispatcherReplicaSettings
 from forage_weights.announcement import PolicyError
 
-pytestmark = [pytest.mark.timeout(600)]
-
 
 @pytest.mark.usefixtures("caller")
 def test_replicas_are_added_as_the_queue_grows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,6 @@ from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.export import export_policy
 from forage_trainer.weights.shards import read_whole
 
-pytestmark = [pytest.mark.timeout(600)]
 GAE = "trainer.algorithm.adv_estimator=gae"
 KINDS = ("model", "optimizer", "critic/model", "critic/optimizer")
 LR = 3e-4

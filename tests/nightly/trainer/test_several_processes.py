@@ -26,7 +26,6 @@ from waiting import WAIT_S, wait_until
 from forage_queue.streams.client import StreamClient
 from forage_runtime.settings import RedisSettings
 
-pytestmark = [pytest.mark.timeout(900)]
 LR, CRITIC_LR = 1e-6, 1e-5
 METRICS = ("loss", "grad_norm", "critic/vf_loss", "critic/grad_norm", "entropy", "reward_mean")
 RANK_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}

@@ -14,7 +14,6 @@ pytest.importorskip("verl", reason="needs the trainer's environment")
 import ray_cluster
 from trainer_process import TrainerProcess
 
-pytestmark = [pytest.mark.timeout(600)]
 LIMIT_S = 20.0
 TORCHRUN_KILLS_AFTER_S = 30.0
 MARGIN_S = 240.0

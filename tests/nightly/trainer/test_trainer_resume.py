@@ -14,7 +14,6 @@ from trainer_process import BATCH, TrainerProcess
 
 from forage_trainer.checkpoints.manifest import read_checkpoint
 
-pytestmark = [pytest.mark.timeout(600)]
 HALF = 4
 
 

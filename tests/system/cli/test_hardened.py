@@ -11,7 +11,6 @@ from pathlib import Path
 import grpc
 import httpx
 import psutil
-import pytest
 from demo import FORAGE, Demo
 
 from forage_proto.v1.reward_pb2 import DescribeRequest
@@ -21,14 +20,13 @@ from forage_runtime.security.tls import make_client_context
 from forage_runtime.security.tokens import HEADER
 from forage_runtime.settings import Settings, load_settings
 
-pytestmark = [pytest.mark.timeout(900)]
 STEPS = 6
 
 
 def test_a_hardened_demo_trains_answers_and_turns_strangers_away(small_demo: Callable[..., Demo]) -> None:
     demo = small_demo(STEPS, "security.profile=hardened")
     demo.start("--seed", "4", "--base-port", str(demo.base_port))
-    demo.wait_for(lambda: demo.steps >= 1, 500)
+    demo.wait_for(lambda: demo.steps >= 1)
     file = demo.run / "settings.yaml"
     settings = load_settings(file, (), {})
     with demo.pause("trainer"):
@@ -40,7 +38,7 @@ def test_a_hardened_demo_trains_answers_and_turns_strangers_away(small_demo: Cal
         _check_http(settings)
         _check_grpc(settings)
         assert list(_list_open_ports(demo)) == []
-    assert demo.finish(500) == 0, demo.output[-3000:]
+    assert demo.finish() == 0, demo.output[-3000:]
 
     summary = demo.summary
     assert summary["steps"] == STEPS

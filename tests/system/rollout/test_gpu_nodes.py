@@ -7,9 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-pytestmark = [pytest.mark.timeout(900)]
 SCRIPT = """
 import concurrent.futures, sys, time
 from ray.cluster_utils import Cluster

@@ -14,7 +14,6 @@ import psutil
 import pytest
 from waiting import wait_until
 
-pytestmark = [pytest.mark.timeout(900)]
 LOOPBACK = {"RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # despite its name
 SERVICE = """
 import concurrent.futures, os, sys, time

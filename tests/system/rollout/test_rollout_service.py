@@ -41,7 +41,6 @@ def addresses(free_address: Callable[[], str]) -> dict[str, str]:
     return {f"{name}_address": free_address() for name in ADDRESSES}
 
 
-@pytest.mark.timeout(900)
 def test_prompts_are_answered_under_the_published_policy_and_survive_a_kill(
     services: Services, addresses: dict[str, str], redis_server: RedisSettings, repository: Path, tmp_path: Path
 ) -> None:

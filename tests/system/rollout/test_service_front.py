@@ -48,7 +48,6 @@ def read_metric(health: str, name: str) -> float:
     return float(next(line.rpartition(" ")[2] for line in lines if line.startswith(f"{name} ")))
 
 
-@pytest.mark.timeout(900)
 def test_the_endpoints_of_a_real_service(
     services: Services,
     free_address: Callable[[], str],

@@ -142,7 +142,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> dict[
     return {name: folder for name, folder in shipped.items() if folder.is_dir()} | {"qwen-style": made}
 
 
-@pytest.mark.timeout(600)
 def test_both_services_make_the_same_ids(folders: dict[str, Path], repository: Path) -> None:
     assert {"tiny-policy", "tiny-countdown", "qwen-style"} <= folders.keys()
     corpus = make_corpus()
