@@ -26,7 +26,8 @@ from safetensors.numpy import save_file
 
 from forage_weights.delta import encode_delta, patch_files
 from forage_weights.digests import compute_digest
-from forage_weights.tensors import SUFFIX, Tensor, find_non_finite_tensors
+from forage_weights.parallel import map_parallel
+from forage_weights.tensors import SUFFIX, Tensor, find_non_finite
 
 _TENSOR = 16 << 20
 """Elements of a tensor."""
@@ -54,14 +55,14 @@ def measure(cores: int, megabytes: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         weights, delta = Path(folder) / f"w{SUFFIX}", Path(folder) / "delta"
         save_file({name: bits.view("f2") for name, bits in old.items()}, weights)
-        tensors = {name: Tensor("BF16", (_TENSOR,), bits) for name, bits in new.items()}
+        tensors = [Tensor("BF16", (_TENSOR,), bits) for bits in new.values()]
         parts: dict[str, Callable[[], object]] = {
             "copy": copy,
             "hash": lambda: compute_digest(weights),
             "sha256": lambda: hashlib.sha256(weights.read_bytes()),
             "encode": lambda: encode_delta(old, new, delta, size),
             "patch": lambda: patch_files(delta, [weights]),
-            "finite": lambda: find_non_finite_tensors(tensors, cores),
+            "finite": lambda: map_parallel(find_non_finite, tensors, cores),
         }
         return {name: size / min(_time(part) for _ in range(_ROUNDS)) for name, part in parts.items()}
 

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from forage_weights.parallel import map_parallel
-
 SUFFIX = ".safetensors"
 _LARGEST_HEADER = 100 * 2**20
 _WIDTHS = {
@@ -161,9 +159,3 @@ def find_non_finite(tensor: Tensor) -> int | None:
         if signed[begin : begin + step].max() >= infinity or part.max() >= sign | infinity:
             return begin + int(np.argmax(part & (sign - 1) >= infinity))
     return None
-
-
-def find_non_finite_tensors(tensors: dict[str, Tensor], threads: int) -> dict[str, int]:
-    """Find, with several threads, the tensors with an element that is not finite: name → position of the first."""
-    found = zip(tensors, map_parallel(find_non_finite, tensors.values(), threads), strict=True)
-    return {name: position for name, position in found if position is not None}

@@ -9,11 +9,8 @@ from forage_retriever.command.fusion import (
     RRF_K,
     WEIGHTS,
     Fusion,
-    Judged,
     bootstrap,
-    choose_fusion,
     list_fusions,
-    score_fusion,
     score_ranking,
     split_questions,
 )
@@ -21,10 +18,6 @@ from forage_retriever.command.questions import Question
 from forage_runtime.settings import RetrieverSettings
 
 WORDS = ("harbour", "glacier", "violin", "copper", "lantern", "orchard", "compass", "marble")
-
-
-def judged(rankings: tuple[list[int], ...], gold: int, missing: int = 0) -> Judged:
-    return Judged(Question("?", frozenset({str(gold)}), ""), rankings, frozenset({gold}), missing)
 
 
 @pytest.mark.parametrize(
@@ -41,18 +34,6 @@ def test_a_ranking_scores_by_the_places_of_its_gold_passages(
     rows: list[int], gold: set[int], missing: int, want: float
 ) -> None:
     assert score_ranking(rows, frozenset(gold), missing) == pytest.approx(want)
-
-
-def test_the_fusion_that_suits_every_set_wins_over_that_of_the_largest() -> None:
-    """Dense is right in a large set and BM25 in a small one, by a wider margin."""
-    words = [judged(([], [1, 2], [3, 4, 5, 6, 1]), 1)]
-    meaning = [judged(([], [3, 1], [1, 2]), 1)] * 9
-    grid = [Fusion(4.0, 1.0, 0.25, 1), Fusion(4.0, 0.25, 1.0, 1)]
-    alone = choose_fusion([words], grid), choose_fusion([meaning], grid)
-    assert alone == tuple(grid)
-    together = choose_fusion([words, meaning], grid)
-    means = [np.mean([score_fusion(own, fusion).mean() for own in (words, meaning)]) for fusion in grid]
-    assert together == grid[int(np.argmax(means))]
 
 
 def test_no_weights_of_the_grid_put_anything_before_an_exact_title() -> None:

@@ -13,7 +13,6 @@ from policy_files import write_tensors
 from forage_weights.tensors import (
     Tensor,
     find_non_finite,
-    find_non_finite_tensors,
     open_tensors,
     read_header,
     read_headers,
@@ -111,5 +110,4 @@ def test_elements_that_are_not_finite_are_found_anywhere() -> None:
         values[bad] = random.choice([np.nan, np.inf, -np.inf], 2)
         assert find_non_finite(Tensor("F32", values.shape, values.view(np.uint32))) == bad[0]
     good = Tensor("F32", (3,), np.ones(3, np.float32).view(np.uint32))
-    tensors = {"good": good, "bad": Tensor("F32", values.shape, values.view(np.uint32))}
-    assert find_non_finite_tensors(tensors, threads=2) == {"bad": bad[0]}
+    assert find_non_finite(good) is None

@@ -81,14 +81,6 @@ class Rights:
         """Commands for all keys of the user."""
         return tuple(sorted({*self.commands, *(command for name in self.scripts for command in list_commands(name))}))
 
-    @property
-    def all_commands(self) -> tuple[str, ...]:
-        return tuple(sorted({*self.common_commands, *(word for grant in self.grants for word in grant.commands)}))
-
-    @property
-    def all_scripts(self) -> tuple[str, ...]:
-        return (*self.scripts, *(name for grant in self.grants for name in grant.scripts))
-
 
 _ALL_KEYS = ("*",)
 _PUBLISH = ("acquire_epoch", "publish")

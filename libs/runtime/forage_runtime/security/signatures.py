@@ -201,11 +201,6 @@ class RunSignatures:
         """The fingerprint of the key that signs; empty without one."""
         return "" if self._signer is None else self._signer.key_id
 
-    @property
-    def verifies(self) -> bool:
-        """Whether there are keys to verify with."""
-        return self._keys is not None
-
     def require_signer(self, who: str) -> None:
         """
         Raises:

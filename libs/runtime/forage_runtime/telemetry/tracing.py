@@ -51,11 +51,6 @@ def stop() -> None:
         tracer.close()
 
 
-def is_enabled() -> bool:
-    """Whether this process traces."""
-    return _tracer is not None
-
-
 def span(
     name: str,
     attributes: Attributes | None = None,

@@ -93,11 +93,6 @@ def score_fusion(judged: Iterable[Judged], fusion: Fusion) -> NDArray[np.float64
     return np.array([score_ranking(fusion.fuse(one.rankings), one.gold, one.missing) for one in judged])
 
 
-def choose_fusion(sets: Sequence[Sequence[Judged]], fusions: Iterable[Fusion]) -> Fusion:
-    """The fusion whose mean over sets of their mean nDCG@10 is highest, so that a large set does not decide alone."""
-    return max(fusions, key=lambda fusion: np.mean([score_fusion(own, fusion).mean() for own in sets]))
-
-
 def split_questions(questions: Sequence[Question], seed: int = 0) -> tuple[list[Question], list[Question]]:
     """Two random halves, of every source."""
     generator = np.random.default_rng(seed)
