@@ -42,7 +42,9 @@ class Process:
 
     def start(self) -> None:
         """Start the program, or start it again after it has ended."""
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("FORAGE__")}
+        # Libraries would warn of encodings in the log, where any unknown line is a fault.
+        left_out = ("FORAGE__", "PYTHONWARNDEFAULTENCODING")
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(left_out)}
         environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": MODULES, "HF_HUB_OFFLINE": "1"}
         with self.log.open("ab") as log:
             self.popen = subprocess.Popen(
