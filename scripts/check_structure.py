@@ -21,6 +21,11 @@ GENERATED = ("api", "cli", "metrics", "models", "settings", "templates")
 """The pages of docs/reference that `make reference` and the lab write."""
 
 
+WALKS = "scripts/walks.txt"
+"""The files to open to follow one prompt and one policy: a headline a walk, a line a file."""
+WALK_GOALS = (30, 15)
+
+
 @dataclass(frozen=True)
 class Budget:
     """Something that is counted; goal: None where there is none."""
@@ -54,6 +59,25 @@ def list_pages() -> list[Path]:
     return [*readmes, *(page for page in pages if page.parent.name != "reference" or page.stem not in GENERATED)]
 
 
+def read_walks() -> dict[str, list[Path]]:
+    """Read the files of each walk, by its headline."""
+    walks: dict[str, list[Path]] = {}
+    for line in (REPOSITORY / WALKS).read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            files = walks.setdefault(line.removeprefix("## "), [])
+        elif line and not line.startswith("#"):
+            files.append(REPOSITORY / line.split()[0])
+    return walks
+
+
+def count_walks() -> Iterator[Budget]:
+    """Count the files of each walk, and their lines."""
+    for (walk, files), goal in zip(read_walks().items(), WALK_GOALS, strict=True):
+        name = walk.partition(",")[0]
+        yield Budget(f"files to follow {name}", len(files), goal)
+        yield Budget(f"their lines, of {name}", sum(count_lines(file) for file in files if file.is_file()))
+
+
 def count_budgets() -> list[Budget]:
     """Count what has a budget, and the lines of tests, which have none."""
     from forage_cli.settings_reference import describe_sections
@@ -67,6 +91,7 @@ def count_budgets() -> list[Budget]:
         Budget("lines of lab", sum(map(count_lines, (REPOSITORY / "lab").rglob("*.py")))),
         Budget("settings", settings, 230),
         Budget("words of pages written by hand", words, 55_000),
+        *count_walks(),
     ]
 
 
@@ -75,7 +100,11 @@ def count_lines(file: Path) -> int:
 
 
 def find_violations() -> Iterator[str]:
-    """Find every package that exceeds the limit: one message each."""
+    """Find every package that exceeds the limit, and every file of a walk that is gone: one message each."""
+    for walk, files in read_walks().items():
+        for file in files:
+            if not file.is_file():
+                yield f"{WALKS} names {file.relative_to(REPOSITORY)} on the way of {walk}: it is gone, change it"
     for package in list_packages(REPOSITORY):
         files = list_modules(package)
         for folder in sorted({file.parent for file in files}):

@@ -15,34 +15,51 @@ def write_module(root: Path, name: str, lines: int) -> None:
     file.write_text("pass\n" * lines)
 
 
-def test_packages_within_the_limit_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(check_structure.MAX_MODULES):
-        write_module(tmp_path, f"a/forage_a/m{number}.py", 1_000)
-        write_module(tmp_path, f"proto/forage_proto/v1/generated_{number}_pb2.py", 9)
-    write_module(tmp_path, "a/forage_a/__init__.py", 1)
-    write_module(tmp_path, "proto/forage_proto/v1/generated_pb2.py", 9_000)
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with two walks of one file."""
     monkeypatch.setattr(check_structure, "REPOSITORY", tmp_path)
+    (tmp_path / "scripts").mkdir()
+    walks = "# what it is\n\n## one prompt, its life\nstart.lua  begins\n\n## one policy, its way\nstart.lua  begins\n"
+    (tmp_path / "scripts/walks.txt").write_text(walks)
+    (tmp_path / "start.lua").write_text("-- one\n-- two\n")
+    return tmp_path
+
+
+def test_a_file_of_a_walk_that_is_gone_is_named(house: Path) -> None:
+    prompt, lines, policy, _ = check_structure.count_walks()
+    assert (prompt.count, prompt.goal, lines.count, policy.goal) == (1, 30, 2, 15)
+    (house / "start.lua").unlink()
+    first, second = check_structure.find_violations()
+    assert first == "scripts/walks.txt names start.lua on the way of one prompt, its life: it is gone, change it"
+    assert "one policy" in second
+
+
+def test_packages_within_the_limit_are_accepted(house: Path) -> None:
+    for number in range(check_structure.MAX_MODULES):
+        write_module(house, f"a/forage_a/m{number}.py", 1_000)
+        write_module(house, f"proto/forage_proto/v1/generated_{number}_pb2.py", 9)
+    write_module(house, "a/forage_a/__init__.py", 1)
+    write_module(house, "proto/forage_proto/v1/generated_pb2.py", 9_000)
     assert list(check_structure.find_violations()) == []
 
 
-def test_the_limit_is_enforced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_is_enforced(house: Path) -> None:
     for number in range(check_structure.MAX_MODULES + 1):
-        write_module(tmp_path, f"a/forage_a/part/m{number}.py", 1)
-    monkeypatch.setattr(check_structure, "REPOSITORY", tmp_path)
+        write_module(house, f"a/forage_a/part/m{number}.py", 1)
     (flat,) = check_structure.find_violations()
     assert flat.startswith("services/a/forage_a/part has 16 modules")
 
 
-def test_budgets_count_what_is_written_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_module(tmp_path, "a/forage_a/m.py", 7)
-    write_module(tmp_path, "proto/forage_proto/v1/generated_pb2.py", 9_000)
+def test_budgets_count_what_is_written_by_hand(house: Path) -> None:
+    write_module(house, "a/forage_a/m.py", 7)
+    write_module(house, "proto/forage_proto/v1/generated_pb2.py", 9_000)
     for name, text in {"README.md": "two words", "CONTRIBUTING.md": "one", "docs/page.md": "and three more"}.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    (tmp_path / "docs/reference").mkdir()
-    (tmp_path / "docs/reference/metrics.md").write_text("generated " * 500)
-    monkeypatch.setattr(check_structure, "REPOSITORY", tmp_path)
-    product, tests, lab, settings, words = check_structure.count_budgets()
+        (house / name).parent.mkdir(exist_ok=True)
+        (house / name).write_text(text)
+    (house / "docs/reference").mkdir()
+    (house / "docs/reference/metrics.md").write_text("generated " * 500)
+    product, tests, lab, settings, words, *_ = check_structure.count_budgets()
     assert (product.count, tests.count, lab.count, words.count) == (7, 0, 0, 6)
     assert settings.count > 100, "those of the real settings"
 
