@@ -121,7 +121,7 @@ def test_only_locked_packages_are_installed() -> None:
     [run] = [value for value in select_values(instructions, "RUN") if "setup.sh" in value]
     assert "--production" in run
     assert run.split()[-1] == '"$SERVICE"'
-    assert any("services/${SERVICE}/requirements*.lock" in value for value in select_values(instructions, "COPY"))
+    assert any("${HOME_OF_SERVICE}/requirements*.lock" in value for value in select_values(instructions, "COPY"))
     installs = re.findall(r"pip install.*", (REPOSITORY / "scripts/setup.sh").read_text())
     assert all("--no-deps" in line or "--require-hashes" in line for line in installs), installs
 

@@ -90,7 +90,7 @@ async def test_an_engine_that_does_not_start_again_says_why_and_is_replaced(one:
     await one.engine.load_policy(one.describe("a"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(policy_loader, "lay_out_model", lambda model, weights: nullcontext(one.fault.parent))
-        with pytest.raises(PolicyError, match=r"policy version \d+ .* cannot be loaded afresh: .*config\.json"):
+        with pytest.raises(PolicyError, match=r"policy version \d+ .* cannot be loaded afresh: .*any model weights"):
             await one.load_wrongly("b", "swapped")
     assert "cannot be loaded afresh" in one.engine.out_of_service
     assert one.engine.has_died, "upon which its replica ends, and Serve starts another"
