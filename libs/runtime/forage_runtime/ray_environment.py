@@ -85,6 +85,6 @@ def has_raylet_ended() -> bool:
 def _read_raylet(folder: Path) -> str:
     """The last line that the raylet wrote."""
     for file in (*folder.glob("session_*/logs/raylet.err"), *folder.glob("session_*/logs/raylet.out")):
-        if lines := [line for line in file.read_text(errors="replace").splitlines() if line.strip()]:
+        if lines := [line for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]:
             return lines[-1][:500]
     return "it wrote nothing"

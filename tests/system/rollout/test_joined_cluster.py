@@ -65,6 +65,8 @@ def head(free_address: Callable[[], str], tmp_path: Path) -> Iterator[str]:
     address = free_address()
     ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
     ray += ["--node-ip-address=127.0.0.1", f"--port={address.rpartition(':')[2]}", "--num-cpus=2"]
+    # Ray's own range of ports for workers begins at 10002, and may hold the head's.
+    ray += ["--min-worker-port=61000", "--max-worker-port=61999"]
     ray += ["--include-dashboard=false", f"--object-store-memory={80 * 2**20}"]
     folder = tempfile.mkdtemp(prefix="forage-")  # sockets live in there, and their paths must stay below 108 bytes
     environment = os.environ | LOOPBACK | {"RAY_TMPDIR": folder, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -29,7 +29,7 @@ from forage_runtime.clients.reward import RewardClient
 from forage_runtime.settings import RedisSettings, Settings, load_settings
 from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.otlp import Tracer
-from forage_trajectory.codec import pack_group
+from forage_trajectory.codec import pack_group, unpack_group
 
 LINES = ["<think>t</think> <search> Norland </search>", "<think>t</think> <answer> Norcity </answer>"]
 LISTENING = ("retriever.http_address", "retriever.grpc_address", "reward.grpc_address", "reward.health_address")
@@ -135,7 +135,7 @@ async def run_group(settings: Settings, redis: RedisSettings, asked: Prompt) -> 
     async with run_dispatcher(settings, streams), asyncio.timeout(WAIT_S):
         while not (claimed := await asyncio.to_thread(streams.claim_groups, streams.trajectories, 1, 0.2)):
             pass
-    return claimed[0].message
+    return unpack_group(claimed[0].message.read_packed())
 
 
 async def wait_for_spans(stack: Stack, condition: Callable[[Receiver], Any]) -> Any:

@@ -8,7 +8,7 @@ import pytest
 
 from forage_runtime.user_code import UserCodeError, load_file, load_object
 
-LOG = "from pathlib import Path\nwith (Path(__file__).parent / 'log').open('a') as log: log.write('x')\n"
+LOG = "from pathlib import Path\nwith (Path(__file__).parent / 'log').open('a', encoding='utf-8') as f: f.write('x')\n"
 
 
 def test_a_file_runs_once_a_process(tmp_path: Path) -> None:
