@@ -26,6 +26,9 @@ BasePort = Annotated[
     int | None,
     typer.Option(min=1, max=65_400, help="Use this port and those after it for all services.", show_default=False),
 ]
+WithConsole = Annotated[
+    bool, typer.Option("--console/--no-console", help="Serve the console, which shows the run in a browser.")
+]
 
 
 def load_run_settings(config: Path | None, overrides: list[str] | None, base_port: int | None, run: str) -> Settings:
@@ -41,8 +44,3 @@ def load_run_settings(config: Path | None, overrides: list[str] | None, base_por
     if config or not latest.is_file():
         return settings
     return adopt_security(settings, load_settings(latest, (), {}), latest.parent)
-
-
-WithConsole = Annotated[
-    bool, typer.Option("--console/--no-console", help="Serve the console, which shows the run in a browser.")
-]
