@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from forage_cli.local.processes import TOKEN, find_process
+from forage_cli.local.processes import TOKEN, find_process, read_record
 from forage_runtime.telemetry.stacks import SIGNAL, find_stack_file
 
 _WAIT_S = 3.0
@@ -47,7 +46,7 @@ def list_processes(record: Path) -> dict[str, list[RunProcess]]:
     A service whose main process is dead is there, without it.
     """
     try:
-        services = json.loads(record.read_text(encoding="utf-8"))["services"]
+        services = read_record(record)["services"]
         tokens = {str(service["token"]): str(service["token"]).rpartition("-")[0] for service in services}
         mains = {process.pid for service in services if (process := find_process(service)) is not None}
     except (OSError, ValueError, KeyError, TypeError):
