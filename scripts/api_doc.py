@@ -30,7 +30,7 @@ message on a stream or a wire is one of them. `make reference` generates this pa
 
 Every service answers `GET /healthz`, `GET /readyz`, `GET /waitz` and `GET /metrics` at its `health_address` (retriever
 and console at their `http_address`), and every gRPC service offers health checks and reflection. `/waitz` lists
-[every wait in progress](../reliability.md#waits). With `*.auth_token_file` set, calls carry the token as
+[every wait in progress](../explanation/reliability.md#waits). With `*.auth_token_file` set, calls carry the token as
 `authorization: Bearer TOKEN`.
 """
 _SCALARS = {

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from waiting import wait_until
 
 from forage_weights.delta import encode_delta
+from forage_weights.rollout import staging
 from forage_weights.rollout.reload import is_patchable, load_patches, load_whole
 from forage_weights.rollout.shadow import Shadow
 from forage_weights.rollout.staging import Stage, build_patches
@@ -240,6 +241,24 @@ def test_a_stage_puts_in_place_what_is_ready_and_nothing_else(models: Models, fo
     assert find_differences(served, models.build(folders["a"])) == []
     bench.serve(folders["b"])
     assert find_differences(served, models.build(folders["b"])) == []
+
+
+def test_the_time_in_which_a_twin_is_built_counts_as_a_pause(
+    models: Models, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=10.0)
+
+    def build(model: Any, config: Any) -> Shadow:
+        clock.now += 5.0
+        return Shadow(model, config)
+
+    monkeypatch.setattr(staging, "Shadow", build)
+    monkeypatch.setattr(staging, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    bench = Bench(models, models.build(folders["a"]), "cpu")
+    assert bench.stage.begin(1, [str(folders["b"] / WEIGHTS)], [], "b") == 5.0
+    assert bench.wait(1) == (True, "")
+    bench.stage.put(1)
+    assert bench.stage.begin(2, [str(folders["b"] / WEIGHTS)], [], "b") == 0.0  # nothing is built for the same weights
 
 
 def test_a_policy_waits_for_the_thread_of_every_one_before(

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,19 @@ from forage_weights.cache import HeldDelta
 T = TypeVar("T")
 _LOOK_S = 0.2
 _FIRST_POLL_S, _LAST_POLL_S = 0.002, 0.05
+
+
+@dataclass(frozen=True)
+class StagedPolicy:
+    """A policy that every worker has ready.
+
+    Attributes:
+        number: its name in the workers.
+        pause_s: seconds for which the worker that took longest stood still to begin with it.
+    """
+
+    number: int
+    pause_s: float
 
 
 class Stager:
@@ -35,7 +49,7 @@ class Stager:
     @asynccontextmanager
     async def stage(
         self, policy: Policy, files: Sequence[Path], deltas: Sequence[HeldDelta] = (), content: str = ""
-    ) -> AsyncIterator[int]:
+    ) -> AsyncIterator[StagedPolicy]:
         """Make a policy ready; in the block it can be put in place by its number, and is dropped at its end if not.
 
         Args:
@@ -51,10 +65,10 @@ class Stager:
         try:
             changes = [(delta.base, [str(file) for file in delta.files]) for delta in deltas]
             arguments = number, [str(file) for file in files], changes, content
-            await call_living(self._llm, self._make_ready(policy, arguments))
+            pause_s = await call_living(self._llm, self._make_ready(policy, arguments))
             if read_stamps(policy, files) != stamps:
                 raise PolicyError(f"{describe_policy(policy)}: its files have changed while they were read")
-            yield number
+            yield StagedPolicy(number, pause_s)
         finally:
             # Not waited for: the call takes until the step has ended in which the new policy computes all keys again.
             dropping = asyncio.create_task(self._drop(number))
@@ -66,8 +80,8 @@ class Stager:
         with contextlib.suppress(Exception):
             await self._llm.collective_rpc("drop_policy", args=(number,))
 
-    async def _make_ready(self, policy: Policy, arguments: tuple[Any, ...]) -> None:
-        await self._llm.collective_rpc("begin_policy", args=arguments)
+    async def _make_ready(self, policy: Policy, arguments: tuple[Any, ...]) -> float:
+        pause_s = max(await self._llm.collective_rpc("begin_policy", args=arguments))
         interval_s = _FIRST_POLL_S
         with waiting(
             "a policy to be loaded beside the served one",
@@ -81,7 +95,7 @@ class Stager:
                 if errors := [error for _, error in states if error]:
                     raise PolicyError(f"{describe_policy(policy)} cannot be loaded ({errors[0]})")
                 if all(is_ready for is_ready, _ in states):
-                    return
+                    return pause_s
                 await asyncio.sleep(interval_s)
                 interval_s = min(2 * interval_s, _LAST_POLL_S)
 

@@ -27,7 +27,7 @@ from forage_weights.rollout.adapter import verify_adapter
 from forage_weights.rollout.canary import CanaryCheck, CanaryError
 from forage_weights.rollout.holding import hold_policy, open_cache
 from forage_weights.rollout.policy import format_label, is_newer
-from forage_weights.rollout.stager import call_living
+from forage_weights.rollout.stager import StagedPolicy, call_living
 from forage_weights.rollout.validation import verify_tensors
 from forage_weights.tensors import SUFFIX, read_headers
 
@@ -171,19 +171,19 @@ class PolicyLoader:
             await self._check_initial(policy)
             if self._loads_in_place:
                 stager = self.instance.stager
-                number = await stack.enter_async_context(stager.stage(policy, files, held.deltas, held.content))
+                staged = await stack.enter_async_context(stager.stage(policy, files, held.deltas, held.content))
             counts.policy_stage_seconds += time.perf_counter() - began
             await stack.enter_async_context(self.drain())
             if self._loads_in_place:
-                return await _complete(self._put_policy(policy, number, files))
+                return await _complete(self._put_policy(policy, staged, files))
             await self._finish_generations(policy)
             return await _complete(self._load_afresh(policy, files))
 
-    async def _put_policy(self, policy: Policy, number: int, files: Sequence[Path]) -> float:
+    async def _put_policy(self, policy: Policy, staged: StagedPolicy, files: Sequence[Path]) -> float:
         instance = self.instance
         check = partial(self.canary.require, instance.llm, instance.bounds, policy, is_fresh=False)
         try:
-            waited, paused = await call_living(instance.llm, instance.pause.put_policy(policy, number, check))
+            waited, paused = await call_living(instance.llm, instance.pause.put_policy(policy, staged.number, check))
         except CanaryError as error:
             return await self._load_afresh(policy, files, error)
         except BaseException as error:
@@ -194,9 +194,9 @@ class PolicyLoader:
             instance.kill()
             raise
         self._meter.counts.policy_wait_seconds += waited
-        self._meter.counts.policy_pause_seconds += paused
+        self._meter.counts.policy_pause_seconds += staged.pause_s + paused
         self._set_serving(policy)
-        return paused
+        return staged.pause_s + paused
 
     async def _load_afresh(self, policy: Policy, files: Sequence[Path], error: CanaryError | None = None) -> float:
         """Start vLLM with a policy, in place of the running one, whose generations are lost.

@@ -19,11 +19,11 @@ class WorkerExtension:
 
     _policy_stage: Stage | None = None
 
-    def begin_policy(self, number: int, files: Sequence[str], deltas: Sequence[DeltaFiles], content: str) -> None:
-        """Begin to make a policy ready; returns at once."""
+    def begin_policy(self, number: int, files: Sequence[str], deltas: Sequence[DeltaFiles], content: str) -> float:
+        """Begin to make a policy ready; returns the seconds that this worker stood still for it."""
         if self._policy_stage is None:
             self._policy_stage = Stage(self)
-        self._policy_stage.begin(number, files, deltas, content)
+        return self._policy_stage.begin(number, files, deltas, content)
 
     def poll_policy(self, number: int) -> tuple[bool, str]:
         """Whether the policy may be put in place, and else why it never will be, if that is known."""
