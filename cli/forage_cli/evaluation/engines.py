@@ -14,9 +14,8 @@ from rich.console import Console
 from forage_cli.evaluation.methods import Method
 from forage_cli.evaluation.policies import EvaluatedPolicy, Kind
 from forage_cli.local import serving
-from forage_cli.local.stack import SERVING, Program, probe_readiness
+from forage_cli.local.stack import SERVING, Program, list_waiting
 from forage_proto.v1.trajectory_pb2 import Policy
-from forage_runtime.clients.health import list_health_urls
 from forage_runtime.clients.rollout import RolloutClient
 from forage_runtime.errors import UnavailableError, UserError
 from forage_runtime.settings import RewardRoute, Settings
@@ -92,8 +91,7 @@ async def switch_policy(policy: EvaluatedPolicy, settings: Settings, rollout: Ro
     deadline = time.monotonic() + _SWITCH_S
     while (served.epoch, served.version) != (wanted.epoch, wanted.version):
         if time.monotonic() > deadline:
-            url = list_health_urls(settings)[Program.ROLLOUT]
-            waiting = await asyncio.to_thread(probe_readiness, url, settings.tls)
+            waiting = (await asyncio.to_thread(list_waiting, settings, [Program.ROLLOUT])).get(Program.ROLLOUT)
             log = settings.run.folder / "logs" / "rollout.log"
             raise UnavailableError(
                 f"{policy.source} is not served after {_SWITCH_S:.0f} s ({waiting or 'no reason given'}): see {log}"

@@ -17,13 +17,12 @@ from forage_runtime.addresses import split_address
 from forage_runtime.clients.health import (
     ANSWER_S,
     ServiceHealth,
+    ask_readiness,
     ask_service,
     list_health_urls,
     name_ready,
-    open_client,
 )
 from forage_runtime.errors import SettingsError, UnavailableError
-from forage_runtime.security.handshakes import explain_tls
 from forage_runtime.settings import Settings
 
 _LIST_S = 4.0
@@ -98,21 +97,26 @@ def _call_all(calls: Iterable[Callable[[], None]], limit_s: float) -> None:
         thread.join(max(0.0, deadline - time.monotonic()))  # wait: has a time limit
 
 
-def answers(program: Program, settings: Settings) -> bool | None:
-    """Whether a service answers at all: its health endpoint, or Redis itself; None if nothing listens there."""
+def ask_program(program: Program, settings: Settings, client: httpx.Client) -> ServiceHealth:
+    """Ask a service for its readiness; of Redis, whether it answers at all.
+
+    Args:
+        client: of `open_client`.
+    """
+    if program is not Program.REDIS:
+        return ask_readiness(list_health_urls(settings)[program], client)
+    address, begun = split_address(list_addresses(settings, [program])["redis.url"]), time.monotonic()
     try:
-        if program is Program.REDIS:
-            address = split_address(list_addresses(settings, [program])["redis.url"])
-            with socket.create_connection(address, ANSWER_S) as connection:
-                connection.sendall(b"PING\r\n")
-                return bool(connection.recv(16))
-        url = list_health_urls(settings)[program].replace("/readyz", "/healthz")
-        with open_client(settings.tls) as client:
-            return client.get(url).is_success
-    except (ConnectionRefusedError, httpx.ConnectError) as error:
-        return False if explain_tls(error) else None
-    except (OSError, httpx.HTTPError):
-        return False
+        with socket.create_connection(address, ANSWER_S) as connection:
+            connection.sendall(b"PING\r\n")
+            reply, answered_s = connection.recv(64), time.monotonic() - begun
+    except ConnectionRefusedError:
+        return ServiceHealth()
+    except OSError:
+        return ServiceHealth("silent")
+    if reply.startswith(b"-LOADING"):
+        return ServiceHealth("not ready", {"start": "reading its file"}, answered_s=answered_s)
+    return ServiceHealth(name_ready(answered_s) if reply else "silent", answered_s=answered_s if reply else None)
 
 
 def open_streams(settings: Settings) -> StreamClient:

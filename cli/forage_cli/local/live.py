@@ -13,10 +13,15 @@ from rich.table import Table
 from rich.text import Text
 
 from forage_cli.local.stack import Program
+from forage_cli.local.watch import ServiceStatus
 from forage_records.run_folder import Row, RunFolder, estimate_time_left
 
 _SPARK = "▁▂▃▄▅▆▇█"
 _SHOWN_STEPS = 8
+_GOOD = (("ready", "done"), "●", "green")
+_WAITING = (("starting", "not ready", "slow"), "○", "yellow")
+_BAD = ((), "✗", "red")
+"""States of a service, the mark and the colour of its line: without colours the mark says the same."""
 
 COLUMNS = {
     "step": ("step", "{:.0f}"),
@@ -54,22 +59,18 @@ def format_duration(seconds: float | None) -> str:
 
 
 class LiveView:
-    """Renders a run from its folder; the caller sets `waiting` and `restarts`, which are not in the folder."""
+    """Renders a run from its folder, and its services; the caller sets `statuses`, of `Watch`."""
 
-    def __init__(
-        self, run: RunFolder, total_steps: int, started: float, programs: Sequence[Program], console_url: str = ""
-    ) -> None:
+    def __init__(self, run: RunFolder, total_steps: int, started: float, console_url: str = "") -> None:
         """
         Args:
-            console_url: where the console is, if it is one of the programs.
+            console_url: where the console is, if there is one.
         """
         self._run = run
-        self._programs = [program for program in programs if program is not Program.CONSOLE]
-        self._console_url = console_url if Program.CONSOLE in programs else ""
+        self._console_url = console_url
         self._total = total_steps
         self._started = started
-        self.waiting: Mapping[Program, str] = {}
-        self.restarts: Mapping[str, int] = {}
+        self.statuses: Mapping[Program, ServiceStatus] = {}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         steps, progress = self._run.read_steps(), self._run.read_progress()
@@ -95,26 +96,31 @@ class LiveView:
         if steps:
             em = [row.get("em_mean") for row in steps]
             last = "–" if em[-1] is None else f"{em[-1]:.2f}"
-            parts += [Text(""), Text(f"EM of sampled answers  {draw_sparkline(em)}  {last}", style="green")]
+            parts += [Text(""), Text(f"EM of sampled answers  {draw_sparkline(em)}  {last}")]
         before = self._run.read_validation("before")
         if before is not None and before.get("em") is not None:
-            parts.append(Text(f"greedy test EM before training: {before['em']:.3f}", style="cyan"))
+            parts.append(Text(f"greedy test EM before training: {before['em']:.3f}"))
         if self._console_url:
             parts += [Text(""), Text(f"console  {self._console_url}")]
-        yield Panel(Group(*parts), title="forage", subtitle=Text(str(self._run.path)), border_style="blue")
+        yield Panel(Group(*parts), title="forage", subtitle=Text(str(self._run.path)), border_style="dim")
 
-    def _services(self) -> Text:
-        line = Text()
-        for program in self._programs:
-            wait = self.waiting.get(program)
-            line.append(f"{'●' if wait is None else '○'} ", style="green" if wait is None else "yellow")
-            line.append(str(program))
-            if wait is not None:
-                line.append(f" ({wait[:60]})", style="yellow")
-            if count := self.restarts.get(program):
-                line.append(f" ↻{count}", style="red")
-            line.append("   ")
-        return line
+    def _services(self) -> Table:
+        """A line for each service, cut where the terminal ends."""
+        table = Table.grid()
+        table.add_column(no_wrap=True, overflow="ellipsis")
+        for program, status in self.statuses.items():
+            table.add_row(_render_status(program, status))
+        return table
+
+
+def _render_status(program: Program, status: ServiceStatus) -> Text:
+    """The state of a service, what it waits for, since when, and its restarts."""
+    _, mark, style = next((one for one in (_GOOD, _WAITING) if status.state in one[0]), _BAD)
+    state = " ".join(f"{status.state}: {status.detail}".split()) if status.detail else status.state
+    parts = [state, f"for {format_duration(time.monotonic() - status.since)}"]
+    if status.restarts:
+        parts.append("restarted once" if status.restarts == 1 else f"restarted {status.restarts} times")
+    return Text.assemble((f"{mark} ", style), f"{program:<10}", (" · ".join(parts), "" if style == "green" else style))
 
 
 def format_step(row: Row, total: int) -> str:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,9 @@ from forage_runtime.telemetry.logs import SERVICE_FAILED, get_logger
 TOKEN = "FORAGE_RUN_TOKEN"
 _HEALTHY_AFTER_S = 60.0
 _QUICK_DEATHS = 5
+_FAILURES, _WINDOW_S = 10, 3600.0
+"""So many exits with an error within this time are the last ones, however long the service lived between them. Deaths
+by a signal are not counted, which is how others end a service: machines that are drained, people."""
 _FULL_DISK_RETRY_S = 2.0
 _FULL_DISK_PATIENCE_S = 600.0
 """As long as the trainer waits for its own disk."""
@@ -38,12 +42,13 @@ _PR_SET_PDEATHSIG = 1
 _PAUSE_S = 0.25
 """Doubled by each death in a row, and then waited before the next start."""
 _KILL_S = 5.0
+_LINE_LENGTH = 300
 _SAME_START_S = 2.0
 """Largest difference of two readings of one process's start: it is derived from the clock, which may be set."""
 
 
 class ServiceDiedError(ForageError):
-    """A service died several times in a row soon after its start."""
+    """A service died too often to be started again."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ class _Running:
     started: float = 0.0
     restart_at: float = 0.0
     quick_deaths: int = 0
+    failed_at: deque[float] = field(default_factory=lambda: deque(maxlen=_FAILURES))
     restarts: int = 0
     full_since: float | None = None
     done: bool = False
@@ -111,7 +117,7 @@ class Supervisor:
         Raises:
             UserError: a service ended with exit code 2; the message is the last line of its log.
             StartError: a service ended with exit code 4; the message is the last line of its log, and names the log.
-            ServiceDiedError: a service died several times soon after its start.
+            ServiceDiedError: a service died several times soon after its start, or again and again.
         """
         for running in self._running.values():
             if running.process is not None and (code := running.process.poll()) is not None:
@@ -200,10 +206,10 @@ class Supervisor:
             return self._give_up(running, reason)
         if self._waits_for_disk(running):
             return
-        why = read_failure(service.log) or f"exit code {code}"
+        why = describe_death(service.log, code)
         running.quick_deaths = running.quick_deaths + 1 if lived < _HEALTHY_AFTER_S else 0
-        if running.quick_deaths >= _QUICK_DEATHS:
-            reason = f"{why}: the {service.name} died {running.quick_deaths} times in a row; see {service.log}"
+        if times := _count_deaths(running, code):
+            reason = f"{why}: the {service.name} died {times}; see {service.log}"
             if not service.optional:
                 self._on_failure(service.name, reason)
                 raise ServiceDiedError(reason)
@@ -371,6 +377,29 @@ def read_failure(log: Path) -> str:
         return str(event["reason"]) if event["event"] == SERVICE_FAILED else ""
     except (ValueError, KeyError, TypeError):
         return ""
+
+
+def describe_death(log: Path, code: int) -> str:
+    """Describe why a service died, in one line: the error that it logged, a signal, or the end of its log."""
+    if code < 0:
+        hint = ": is there too little memory?" if -code == signal.SIGKILL else ""
+        return f"killed by {signal.Signals(-code).name}{hint}"
+    if failure := read_failure(log):
+        return failure
+    last = read_last_line(log)[:_LINE_LENGTH] if log.stat().st_size else "none"
+    return f"exit code {code}, last line: {last}"
+
+
+def _count_deaths(running: _Running, code: int) -> str:
+    """Note a death; how often the service died, if it is too often to start it again, else nothing."""
+    now = time.monotonic()
+    if code > 0:
+        running.failed_at.append(now)
+    if running.quick_deaths >= _QUICK_DEATHS:
+        return f"{running.quick_deaths} times in a row"
+    if len(running.failed_at) == _FAILURES and now - running.failed_at[0] < _WINDOW_S:
+        return f"{_FAILURES} times in {(now - running.failed_at[0]) / 60:.0f} minutes"
+    return ""
 
 
 def end_with_parent() -> None:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
 from forage_cli.local.gpus import build_stack
 from forage_cli.local.hardening import harden
@@ -70,7 +71,7 @@ def wait_until_ready(stack: Stack, spinner: Status) -> None:
     Raises:
         UnavailableError: not ready within five minutes.
     """
-    _wait(stack.list_waiting, spinner, stack.supervisor.tick, f"; see {stack.folder / 'logs'}")
+    _wait(stack.list_waiting, spinner, stack.supervisor.tick, stack.folder / "logs")
 
 
 def is_running(settings: Settings, program: Program) -> bool:
@@ -83,13 +84,26 @@ def is_running(settings: Settings, program: Program) -> bool:
 
 
 def _wait(
-    probe: Callable[[], Mapping[Program, str]], spinner: Status, tick: Callable[[], None] = lambda: None, hint: str = ""
+    probe: Callable[[], Mapping[Program, str]],
+    spinner: Status,
+    tick: Callable[[], None] = lambda: None,
+    logs: Path | None = None,
 ) -> None:
-    deadline = time.monotonic() + _READY_S
-    while waiting := "; ".join(f"{name} ({detail})" for name, detail in probe().items()):
-        if time.monotonic() > deadline:
-            raise UnavailableError(f"not ready after {_READY_S:.0f} s: {waiting}{hint}")
-        spinner.update(f"waiting for {waiting}")
+    """Wait until nothing is waited for.
+
+    Args:
+        probe: as of `list_waiting`.
+        logs: folder with the logs of the services, if they are this command's.
+    """
+    begun = time.monotonic()
+    while waiting := probe():
+        passed_s = time.monotonic() - begun
+        if passed_s > _READY_S:
+            lines = [f"{name} is not ready after {_READY_S:.0f} s: {detail}" for name, detail in waiting.items()]
+            lines += [] if logs is None else [f"see {logs / f'{name}.log'}" for name in waiting]
+            raise UnavailableError("\n".join(lines))
+        text = "; ".join(f"{name}: {detail}" for name, detail in waiting.items())
+        spinner.update(Text(f"waiting for {text} ({passed_s:.0f} s)"))
         tick()
         time.sleep(0.5)  # wait: has a time limit, shown to the user
 

@@ -9,21 +9,17 @@ import shutil
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
-
-import httpx
 
 from forage_cli.local.processes import Service, Supervisor, end_leftovers
 from forage_cli.local.redis import users as redis_users
 from forage_queue.streams.users import Role
 from forage_records.events import EventKind, EventLog
 from forage_runtime.addresses import split_address
-from forage_runtime.clients.health import list_health_urls, open_client
+from forage_runtime.clients.health import ask_readiness, list_health_urls, open_client
 from forage_runtime.devices import count_cpus
 from forage_runtime.errors import UserError
 from forage_runtime.files.template_values import keep_template_date
-from forage_runtime.security.handshakes import explain_tls
-from forage_runtime.settings import Settings, TlsSettings
+from forage_runtime.settings import Settings
 from forage_runtime.telemetry.stacks import FOLDER_VARIABLE
 
 _NONE: Mapping[Program, Mapping[str, str]] = {}
@@ -233,29 +229,15 @@ class Stack:
 
 
 _client = functools.cache(open_client)
-"""One client per process and certificates: creating it costs far more than a request."""
-
-
-def probe_readiness(url: str, tls: TlsSettings) -> str:
-    """Return what a service waits for; "" when it is ready, "starting" when it does not answer."""
-    try:
-        reply = _client(tls).get(url)
-    except httpx.TransportError as error:
-        return explain_tls(error) or "starting"
-    if reply.status_code == 200:
-        return ""
-    try:
-        waits: dict[str, Any] = reply.json().get("waiting_for", {})
-    except ValueError:  # no service of ours, or one that speaks TLS
-        return f"{url} answers {reply.status_code}: {reply.text[:200]}"
-    return "; ".join(str(wait) for wait in waits.values()) or "starting"
+"""One client per process and certificates: opening one costs far more than a request."""
 
 
 def list_waiting(settings: Settings, programs: Iterable[Program]) -> dict[Program, str]:
     """Program that is not ready → what it waits for. No run waits for the console."""
     urls = list_health_urls(settings)
     asked = [program for program in programs if program in urls and program is not Program.CONSOLE]
-    return {program: detail for program in asked if (detail := probe_readiness(urls[program], settings.tls))}
+    found = {program: ask_readiness(urls[program], _client(settings.tls)) for program in asked}
+    return {program: health.explain() for program, health in found.items() if not health.is_ready}
 
 
 def point_latest(settings: Settings) -> None:

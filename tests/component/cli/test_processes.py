@@ -62,7 +62,9 @@ def test_a_killed_service_is_restarted(tmp_path: Path) -> None:
     wait_until(supervisor, lambda: supervisor.pid("worker") not in (None, first))
     assert supervisor.restarts == {"worker": 1}
     supervisor.stop()
-    assert [(name, hide_seconds(why)) for name, why in said] == [("worker", "worker died after … s (exit code -9)")]
+    assert [(name, hide_seconds(why)) for name, why in said] == [
+        ("worker", "worker died after … s (killed by SIGKILL: is there too little memory?)")
+    ]
 
 
 def test_processes_left_by_a_killed_service_are_killed_before_its_restart(
@@ -102,10 +104,38 @@ def test_a_users_error_stops_the_supervisor_with_the_services_message(tmp_path: 
         wait_until(supervisor, lambda: False)
 
 
-def test_a_service_that_keeps_dying_is_an_error_that_names_its_log(tmp_path: Path, supervisor: Supervisor) -> None:
-    supervisor.start(build_service(tmp_path, "raise SystemExit(7)"))
-    with pytest.raises(ServiceDiedError, match=r"exit code 7.*worker\.log"):
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("raise SystemExit(7)", r"^exit code 7, last line: none: the worker died 5 times in a row; see .*worker\.log$"),
+        ("raise ValueError('3 heads')", r"^exit code 1, last line: ValueError: 3 heads: the worker died 5 times in a"),
+        ("import os; os.kill(os.getpid(), 11)", r"^killed by SIGSEGV: the worker died 5 times in a row"),
+    ],
+)
+def test_a_service_that_keeps_dying_is_an_error_that_says_why_and_names_its_log(
+    tmp_path: Path, supervisor: Supervisor, code: str, reason: str
+) -> None:
+    supervisor.start(build_service(tmp_path, code))
+    with pytest.raises(ServiceDiedError, match=reason):
         wait_until(supervisor, lambda: False)
+
+
+def test_a_service_that_fails_again_and_again_is_given_up_however_long_it_lives(
+    tmp_path: Path, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_HEALTHY_AFTER_S", 0.0)  # every life is a long one
+    supervisor.start(build_service(tmp_path, "raise SystemExit(7)"))
+    with pytest.raises(ServiceDiedError, match=r"the worker died 10 times in \d+ minutes"):
+        wait_until(supervisor, lambda: False)
+    assert supervisor.restarts == {"worker": 9}
+
+
+def test_a_service_that_others_end_again_and_again_is_started_again(
+    tmp_path: Path, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_HEALTHY_AFTER_S", 0.0)
+    supervisor.start(build_service(tmp_path, "import os; os.kill(os.getpid(), 9)"))
+    wait_until(supervisor, lambda: supervisor.restarts["worker"] > processes._FAILURES)
 
 
 def test_the_error_that_a_service_dies_of_comes_first(tmp_path: Path) -> None:

@@ -177,10 +177,18 @@ def test_the_supervisor_says_who_stands_still_and_who_goes_on(start: Callable[[]
         wait_until(lambda: looking.tick(said.append) or any(text in sentence for sentence in said), said.copy)
 
     with Watch(stack) as looking:
+        wait_until(lambda: looking.statuses[Program.REWARD].state in ("ready", "slow"))
         os.kill(pid, signal.SIGSTOP)
         wait_for(f"the reward: process {pid}")
+        assert looking.statuses[Program.REWARD].state == "stopped"
         os.kill(pid, signal.SIGCONT)
         wait_for("the reward goes on")
+        since = looking.statuses[Program.REWARD].since
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: looking.statuses[Program.REWARD].state == "restarting")
+        wait_until(lambda: looking.tick(said.append) or looking.statuses[Program.REWARD].state in ("ready", "slow"))
+        assert looking.statuses[Program.REWARD].since > since
+        assert looking.statuses[Program.REWARD].restarts == 1
 
 
 def test_a_process_that_hangs_in_c_code_is_named_and_shows_its_stacks(

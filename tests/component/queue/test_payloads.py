@@ -219,7 +219,7 @@ def test_without_a_shared_place_groups_go_through_redis(
     finish(trainer, apart, 2)
     assert list_files(settings) == []
     assert len(trainer.claim_groups(trainer.trajectories, 5, 0.1)) == 2
-    assert capsys.readouterr().out.count("payloads_not_shared") == 1
+    assert capsys.readouterr().err.count("payloads_not_shared") == 1
 
 
 def test_without_a_trainer_that_reads_files_groups_go_through_redis(
@@ -238,7 +238,7 @@ def test_a_place_that_takes_no_file_costs_nothing_but_memory(
     (settings.run.folder / FOLDER / "trajectories").write_text("in the way")
     finish(trainer, worker)
     assert len(trainer.claim_groups(trainer.trajectories, 5, 0.1)) == 1
-    assert "payload_not_written" in capsys.readouterr().out
+    assert "payload_not_written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["../../secret", "", "shared", "0-0123456789abcdeX", "/etc/passwd"])

@@ -99,6 +99,6 @@ def test_a_model_with_states_starts_without_a_prefix_cache_on_a_cpu(
         given = build_arguments(chosen, cpu=True) | {"model": str(folder), "tokenizer": str(policy)}
         config = start_with(given, lambda args: args.create_engine_config())
         assert config.cache_config.enable_prefix_caching is has_cache
-        assert ("prefix_cache_off" in capsys.readouterr().out) is not has_cache
+        assert ("prefix_cache_off" in capsys.readouterr().err) is not has_cache
     with pytest.raises(Exception, match="Chunked prefill is required"):
         start_with(given | {"enable_prefix_caching": True}, lambda args: args.create_engine_config())

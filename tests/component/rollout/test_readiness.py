@@ -80,6 +80,15 @@ async def test_a_retriever_that_refuses_this_service_is_not_ready_for_it(issuer:
     assert "no answer" in await probe(address, OFF)
 
 
+async def test_what_a_retriever_waits_for_is_a_clause() -> None:
+    app = FastAPI()
+    body = {"ready": False, "waiting_for": {"start": "reading the index", "memory": "2 GiB are missing"}}
+    app.add_api_route("/readyz", lambda: JSONResponse(body, 503))
+    async with serving(app, OFF) as address:
+        expected = f"{address} is not ready: reading the index; memory: 2 GiB are missing"
+        assert await probe(address, OFF) == expected
+
+
 async def test_a_retriever_of_another_authority_is_named(issuer: Issuer, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     tls = TlsSettings(**issuer.make_settings(issuer.issue("retriever")))

@@ -255,10 +255,11 @@ def test_the_time_in_which_a_twin_is_built_counts_as_a_pause(
     monkeypatch.setattr(staging, "Shadow", build)
     monkeypatch.setattr(staging, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     bench = Bench(models, models.build(folders["a"]), "cpu")
-    assert bench.stage.begin(1, [str(folders["b"] / WEIGHTS)], [], "b") == 5.0
-    assert bench.wait(1) == (True, "")
-    bench.stage.put(1)
-    assert bench.stage.begin(2, [str(folders["b"] / WEIGHTS)], [], "b") == 0.0  # nothing is built for the same weights
+    first, second, files = 1, 2, [str(folders["b"] / WEIGHTS)]
+    assert bench.stage.begin(first, files, [], "b") == 5.0
+    assert bench.wait(first) == (True, "")
+    bench.stage.put(first)
+    assert bench.stage.begin(second, files, [], "b") == 0.0, "nothing is built for the same weights"
 
 
 def test_a_policy_waits_for_the_thread_of_every_one_before(

@@ -102,7 +102,7 @@ def test_a_damaged_policy_that_no_engine_can_load_is_published_again(
     monkeypatch.setattr(publisher, "LIVELY_S", -1)  # no replica gives a sign of life
     wait = ["trainer.max_staleness=0", "trainer.batch_timeout_s=300"]
     read_metrics(train(*wait, rollout=RestartedRollout))
-    assert "policy_published_again" in capsys.readouterr().out
+    assert "policy_published_again" in capsys.readouterr().err
 
 
 def test_multi_turn_grpo_steps_on_scores_with_turns(train: Callable[..., Settings]) -> None:

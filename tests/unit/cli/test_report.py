@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,8 +18,9 @@ from rich.console import Console
 from run_folders import write_run
 
 from forage_cli.local import live
-from forage_cli.local.stack import TRAINING, Program
+from forage_cli.local.stack import Program
 from forage_cli.local.training.run import print_summary
+from forage_cli.local.watch import ServiceStatus
 from forage_cli.reports import run_report as report
 from forage_cli.runs.ledger import GroupCounts
 from forage_cli.terminal import trajectories as show
@@ -224,22 +226,28 @@ def test_a_run_without_steps_has_a_report(tmp_path: Path) -> None:
 
 
 def test_the_live_view_shows_progress_restarts_and_time_left(run: RunFolder) -> None:
-    view = live.LiveView(run, 10, 0.0, [*TRAINING, Program.CONSOLE], "http://127.0.0.1:18650")
-    view.restarts = {"trainer": 2}
+    view = live.LiveView(run, 10, 0.0, "http://127.0.0.1:18650")
+    began = time.monotonic() - 65
+    view.statuses = {
+        Program.REDIS: ServiceStatus("ready", "", began),
+        Program.ROLLOUT: ServiceStatus("not ready", "engine: it is\nstarting", began),
+        Program.TRAINER: ServiceStatus("restarting", "", began, restarts=2),
+    }
     console = Console(record=True, width=140, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(view)
     text = console.export_text()
     assert "step 3/10" in text
     assert "console  http://127.0.0.1:18650" in text
-    assert "● console" not in text, "no run waits for it"
-    assert "trainer ↻2" in text
+    assert re.search(r"● redis +ready · for 1 min \d\d s", text)
+    assert re.search(r"○ rollout +not ready: engine: it is starting · for 1 min", text)
+    assert re.search(r"✗ trainer +restarting · for 1 min \d\d s · restarted 2 times", text)
     assert "left 54 s" in text, "7 steps at 2 s and the validation that follows"
 
 
 def test_the_live_view_of_a_run_without_exact_match_says_so(tmp_path: Path) -> None:
     run = write_run(tmp_path, {"before": [build_trajectory("q", 0.0) | {"em": None}]}, [{"step": 1, "em_mean": None}])
     console = Console(record=True, width=140, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(live.LiveView(run, 10, 0.0, [*TRAINING]))
+    console.print(live.LiveView(run, 10, 0.0))
     text = console.export_text()
     assert re.search(r"EM of sampled answers +–", text)
     assert "greedy test EM" not in text

@@ -53,7 +53,7 @@ def test_a_full_disk_does_not_hold_up_the_run(
     with monkeypatch.context() as patch:
         patch.setattr(durable, "append", fail)
         log.append(EventKind.CHECKPOINT, "lost", 5)
-    assert "event_not_written" in capsys.readouterr().out
+    assert "event_not_written" in capsys.readouterr().err
     EventLog(tmp_path / "missing").append(EventKind.START, "no such folder", 0)
     log.append(EventKind.END, "last", 9)
     assert [event.text for event in read_events(tmp_path)] == ["first", "last"]

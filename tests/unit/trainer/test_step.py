@@ -242,7 +242,7 @@ def test_a_value_that_is_not_finite_updates_nothing_and_trips_the_guard(capsys: 
     metrics, _ = take(worker, chosen, make_group("a", [0.0, 1.0]))
     assert worker.asked == ["reference", "values"]
     assert [trip.guard for trip in Guards(chosen.trainer.guards).check(metrics, 1)] == ["non_finite"]
-    assert "test/a/1" in capsys.readouterr().out
+    assert "test/a/1" in capsys.readouterr().err
 
 
 def test_the_actor_is_not_updated_during_the_critics_warmup() -> None:

@@ -38,7 +38,7 @@ def test_a_trajectory_of_another_tokenizer_stays_without_its_texts(capsys: pytes
     TextReader(MODEL).restore([trajectory, whole])
     assert (trajectory.spans[0].text, trajectory.spans[0].implied) == ("", True)
     assert whole.spans[0].text == "Who is she?"
-    assert "texts_not_restored" in capsys.readouterr().out
+    assert "texts_not_restored" in capsys.readouterr().err
 
 
 def test_no_tokenizer_is_read_where_no_text_is_missing(tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ from forage_runtime.errors import UserError
 from forage_runtime.settings import Settings
 
 POLL_INTERVAL_S = 0.5
-_TICKS_PER_PROBE = 6
 
 
 def run_training(
@@ -102,17 +101,15 @@ def prepare_world(settings: Settings, console: Console) -> None:
 
 def _watch_training(stack: Stack, folder: RunFolder, started: float, console: Console) -> None:
     total = stack.settings.trainer.total_training_steps
-    view = LiveView(folder, total, started, stack.programs, find_url(stack.settings))
+    console_url = find_url(stack.settings) if Program.CONSOLE in stack.programs else ""
+    view = LiveView(folder, total, started, console_url)
     supervisor = stack.supervisor
-    printed_steps, detail, tick = len(folder.read_steps()), "", 0
+    printed_steps, detail = len(folder.read_steps()), ""
     live = Live(view, console=console, refresh_per_second=2, transient=False) if console.is_terminal else nullcontext()
     with Watch(stack) as watch, live:
         while not supervisor.is_done(Program.TRAINER):
             watch.tick(lambda sentence: console.print(sentence, highlight=False, soft_wrap=True))
-            if tick % _TICKS_PER_PROBE == 0:
-                view.waiting = stack.list_waiting()
-                view.restarts = supervisor.restarts
-            tick += 1
+            view.statuses = watch.statuses
             if not console.is_terminal:
                 progress = folder.read_progress()
                 if progress.detail != detail:

@@ -42,6 +42,14 @@ class ServiceHealth:
     def is_ready(self) -> bool:
         return self.state in ("ready", "slow")
 
+    def explain(self) -> str:
+        """Explain why it is not ready, as a clause; empty if it is."""
+        if self.is_ready:
+            return ""
+        waiting = [detail if what == "start" else f"{what}: {detail}" for what, detail in self.waiting_for.items()]
+        known = "; ".join([*waiting, *self.notes.values()])
+        return known or ("starting" if self.state == "not running" else self.state)
+
     def list_delays(self) -> list[str]:
         """Say how long the answer took, if it was late."""
         late = self.answered_s is not None and self.answered_s > SLOW_S
@@ -85,34 +93,50 @@ def ask_service(ready_url: str, tls: TlsSettings, clock: Callable[[], float] = t
     """Ask a service by HTTP for its readiness and its waits."""
     try:
         with open_client(tls) as client:
-            begun = clock()
-            reply = client.get(ready_url)
-            answered_s = clock() - begun
-            if reply.status_code not in (200, 503):
-                return ServiceHealth("silent", notes={"http": _describe_answer(ready_url, reply)})
-            body = reply.json()
-            waits = client.get(ready_url.replace("/readyz", "/waitz"))
-            listed = waits.json()["waits"] if waits.status_code == 200 else []
+            health = ask_readiness(ready_url, client, clock)
+            if health.answered_s is not None:
+                waits = client.get(ready_url.replace("/readyz", "/waitz"))
+                health.waits = waits.json()["waits"] if waits.status_code == 200 else []
+            return health
     except SettingsError as error:
         return ServiceHealth("silent", notes={"tls": str(error)})
+    except (httpx.TransportError, ValueError, KeyError, TypeError, RecursionError, UnboundedReplyError):
+        return ServiceHealth("silent")
+
+
+def ask_readiness(ready_url: str, client: httpx.Client, clock: Callable[[], float] = time.monotonic) -> ServiceHealth:
+    """Ask a service for its readiness alone, with an open client of `open_client`."""
+    try:
+        begun = clock()
+        reply = client.get(ready_url)
+        return read_readiness(reply, clock() - begun)
     except httpx.TransportError as error:
         if why := explain_tls(error):
             return ServiceHealth("silent", notes={"tls": why})
         return ServiceHealth() if isinstance(error, httpx.ConnectError) else ServiceHealth("silent")
-    except (ValueError, KeyError, TypeError, RecursionError, UnboundedReplyError):
+    except UnboundedReplyError:
         return ServiceHealth("silent")
-    if not isinstance(body, dict):
+
+
+def read_readiness(reply: httpx.Response, answered_s: float = 0.0) -> ServiceHealth:
+    """Read the answer to `/readyz`, which may be a stranger's."""
+    try:
+        body = reply.json()
+    except (ValueError, RecursionError):
+        body = None
+    is_ours = isinstance(body, dict)
+    if reply.status_code not in (200, 503):
+        detail = f": {body['detail']}"[:300] if is_ours and "detail" in body else ""
+        return ServiceHealth("silent", notes={"http": f"{reply.url} answers {reply.status_code}{detail}"})
+    if not is_ours:
         return ServiceHealth("silent")
     state = name_ready(answered_s) if reply.status_code == 200 else "not ready"
-    return ServiceHealth(state, body.get("waiting_for", {}), body.get("notes", {}), listed, answered_s)
+    waiting_for, notes = (_read_texts(body.get(name)) for name in ("waiting_for", "notes"))
+    return ServiceHealth(state, waiting_for, notes, answered_s=answered_s)
 
 
-def _describe_answer(url: str, reply: httpx.Response) -> str:
-    try:
-        detail = f": {reply.json()['detail']}"[:300]
-    except (ValueError, KeyError, TypeError):
-        detail = ""
-    return f"{url} answers {reply.status_code}{detail}"
+def _read_texts(value: object) -> dict[str, str]:
+    return {str(name): str(text) for name, text in value.items()} if isinstance(value, dict) else {}
 
 
 def format_wait(wait: Mapping[str, Any]) -> str:

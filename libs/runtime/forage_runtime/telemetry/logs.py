@@ -1,4 +1,5 @@
-"""Structured logs: one JSON object per line on stderr, without the credentials that a URL in it may hold."""
+"""Structured logs on stderr, without the credentials that a URL in it may hold: services write a JSON object per line,
+commands a line for people."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import structlog
 
 from forage_runtime.telemetry import tracing
 from forage_runtime.text.redaction import redact_text
+from forage_runtime.text.terminal import printable
 
 SERVICE_FAILED = "service_failed"
 """The event with which a service ends that died of an error; `reason` is the error in one line."""
@@ -39,7 +41,26 @@ def configure_logs(service: str, level: str = "INFO") -> None:
 
 def get_logger() -> Any:
     """A structured logger: `log.info("event_name", key=value)`."""
+    if not structlog.is_configured():
+        _show_logs()
     return structlog.get_logger()
+
+
+def _show_logs() -> None:
+    """Write the logs of a process that is no service for people, wherever stderr is then: a live view redirects it."""
+    structlog.configure(
+        processors=[structlog.contextvars.merge_contextvars, *_PROCESSORS, _render_line],
+        logger_factory=lambda *_: structlog.WriteLogger(sys.stderr),
+    )
+
+
+def _render_line(_logger: object, _method: str, event: MutableMapping[str, Any]) -> str:
+    """As `warning: service_died: no engine (name=rollout, code=1)`."""
+    level, name, _, exception = (event.pop(key, "") for key in ("level", "event", "timestamp", "exception"))
+    sentence = str(event.pop("detail", "") or event.pop("reason", ""))
+    others = ", ".join(f"{key}={value}" for key, value in event.items())
+    line = ": ".join(filter(None, [level, name, sentence])) + (f" ({others})" if others else "")
+    return "\n".join(filter(None, [printable(" ".join(line.split())), exception]))
 
 
 def _bind_service(service: str) -> Any:

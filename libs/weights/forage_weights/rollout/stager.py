@@ -81,7 +81,7 @@ class Stager:
             await self._llm.collective_rpc("drop_policy", args=(number,))
 
     async def _make_ready(self, policy: Policy, arguments: tuple[Any, ...]) -> float:
-        pause_s = max(await self._llm.collective_rpc("begin_policy", args=arguments))
+        pause_s: float = max(await self._llm.collective_rpc("begin_policy", args=arguments))
         interval_s = _FIRST_POLL_S
         with waiting(
             "a policy to be loaded beside the served one",

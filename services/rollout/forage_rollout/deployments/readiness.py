@@ -11,6 +11,7 @@ import httpx
 from forage_proto.v1.reward_pb2 import DescribeRequest
 from forage_proto.v1.reward_pb2_grpc import RewardStub
 from forage_queue.streams.client import StreamClient
+from forage_runtime.clients.health import read_readiness
 from forage_runtime.clients.outgoing import UnboundedReplyError, bound_replies
 from forage_runtime.clients.reasons import describe_error
 from forage_runtime.clients.retriever import TOKEN_SETTING
@@ -83,7 +84,7 @@ async def _probe_retriever(client: httpx.AsyncClient, settings: Settings) -> str
     try:
         response = await client.get(f"{url}/readyz")
         if not response.is_success:
-            return f"{address} is not ready: {response.text[:200]}"
+            return f"{address} is not ready: {read_readiness(response).explain()}"
         if token_file is None:
             return ""
         headers = dict(authorization_metadata(token_file, TOKEN_SETTING))
