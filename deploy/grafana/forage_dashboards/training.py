@@ -81,6 +81,18 @@ def build_dashboard() -> Dashboard:
         maximum=1,
     )
     board.add_timeseries(
+        "Signs of a collapse",
+        "Of what the policy writes: 8-grams that it repeats, trajectories with broken tags or with all searches that "
+        "it may make, letters in scripts that it was not given. The guard collapse warns when one of them rises.",
+        "percentunit",
+        Query(_step("repetition_rate"), "repeated 8-grams"),
+        Query(_step("broken_tag_rate"), "broken tags"),
+        Query(_step("foreign_letter_rate"), "foreign letters"),
+        Query(_step("max_searches_rate"), "all searches"),
+        minimum=0,
+        maximum=1,
+    )
+    board.add_timeseries(
         "Turns and searches",
         "Means per trajectory.",
         "none",

@@ -24,6 +24,7 @@ from forage_trainer.data.overlong import mask_cut, subtract_penalties
 from forage_trainer.data.selection import leave_out_unusable, select_trajectories
 from forage_trainer.data.tensors import StepTensors, build_step_tensors
 from forage_trainer.engine.policy_worker import PolicyWorker, UpdateResult
+from forage_trainer.reporting.behavior import BehaviorMetrics
 from forage_trainer.reporting.metrics import (
     compute_estimate_metrics,
     compute_log_prob_metrics,
@@ -76,6 +77,7 @@ class PolicyStep:
         self._worker = worker
         self._critic = critic
         self._pad_id = pad_id
+        self._behavior = BehaviorMetrics(settings)
         self._penalty = ProbePenalty(settings) if settings.trainer.algorithm.probe_penalty.coef else None
         self.kl = KlController(settings.trainer.algorithm.kl_ctrl)
 
@@ -95,7 +97,7 @@ class PolicyStep:
         """
         groups, algorithm = batch.groups, self._trainer.algorithm
         # Of all trajectories, before any is left out: they tell how the policy behaves.
-        metrics = compute_trajectory_metrics(groups, policy.version) | batch.metrics
+        metrics = compute_trajectory_metrics(groups, policy.version) | batch.metrics | self._behavior.measure(groups)
         groups, left_out = leave_out_unusable(groups, self._trainer)
         batch = batch.with_groups(groups)
         metrics |= left_out | {"tokens_digest": digest_tokens(groups)}

@@ -118,7 +118,7 @@ def test_actions_are_set_and_the_gravest_comes_first() -> None:
 def test_only_the_non_finite_guard_acts_by_default() -> None:
     actions = {name: one.action for name, one in GuardSettings() if hasattr(one, "action")}
     assert {name for name, action in actions.items() if action != "warn"} == {"non_finite"}
-    assert set(actions) == {"non_finite", "grad_norm", "kl", "reward", "entropy", "dead_groups", "logprob"}
+    assert set(actions) == {"non_finite", "grad_norm", "kl", "reward", "entropy", "dead_groups", "logprob", "collapse"}
 
 
 @pytest.mark.parametrize(

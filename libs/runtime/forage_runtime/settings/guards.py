@@ -71,6 +71,10 @@ class LogProbGuard(Guard):
     )
 
 
+class CollapseGuard(Guard):
+    """Trips when a sign of a collapse rises: entropy, repetition, broken tags, foreign letters, searches, mismatch."""
+
+
 class GuardSettings(Section):
     """Guards on the metrics of every optimizer step."""
 
@@ -82,3 +86,4 @@ class GuardSettings(Section):
     entropy: EntropyGuard = EntropyGuard()
     dead_groups: DeadGroupsGuard = DeadGroupsGuard()
     logprob: LogProbGuard = LogProbGuard()
+    collapse: CollapseGuard = CollapseGuard()

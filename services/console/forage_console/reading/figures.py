@@ -19,6 +19,16 @@ FIGURES: tuple[tuple[str, str, dict[str, str]], ...] = (
             "truncated_rate": "truncated",
         },
     ),
+    (
+        "Signs of a collapse",
+        "share",
+        {
+            "repetition_rate": "repeated 8-grams",
+            "broken_tag_rate": "broken tags",
+            "foreign_letter_rate": "letters in foreign scripts",
+            "max_searches_rate": "all searches used",
+        },
+    ),
     ("KL to the reference", "nats", {"kl_ref": "of the policy", "kl_reward": "in the reward"}),
     ("Entropy", "nats", {"entropy": "of the policy"}),
     ("Gradient norm", "", {"grad_norm": "before clipping"}),

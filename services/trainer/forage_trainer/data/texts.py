@@ -7,6 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import cast
 
+import numpy as np
+import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from forage_proto.v1.trajectory_pb2 import Trajectory
@@ -32,6 +34,18 @@ class TextReader:
                 restore_texts(trajectory, self._decode)
             except DataError as error:
                 get_logger().warning("texts_not_restored", trajectory=trajectory.id, detail=str(error))
+
+    def decode(self, texts: Sequence[npt.NDArray[np.int32]]) -> list[str]:
+        """Decode the tokens of several texts, control tokens included.
+
+        Raises:
+            DataError: there is no tokenizer, or a token is none of its own.
+        """
+        ids = [one.tolist() for one in texts]
+        try:
+            return cast(list[str], self._tokenizer.decode_batch(ids, skip_special_tokens=False))
+        except OverflowError as error:
+            raise DataError(f"tokens cannot be decoded: {error}") from None
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return cast(str, self._tokenizer.decode(list(token_ids), skip_special_tokens=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
@@ -17,6 +17,20 @@ WINDOW = 20
 """Steps of history of the gradient norm and the reward, of which half must be there: a median forgives single spikes of
 so many, and a mean of rewards moves by less than its threshold from batch to batch."""
 
+_SEARCHES = "search_rate"
+_MISMATCH = "logprob_diff_mean"
+_RISES = {
+    "entropy": ("the entropy", 0.5),
+    "repetition_rate": ("the share of repeated 8-grams", 0.1),
+    "broken_tag_rate": ("the share of trajectories with broken tags", 0.15),
+    "foreign_letter_rate": ("the share of letters in foreign scripts", 0.05),
+    "max_searches_rate": ("the share of trajectories with all searches that rollout.max_turns allows", 0.3),
+}
+"""Signs of a collapse: metric → words for it, and the most that its level may rise above its lowest one."""
+_FEWEST_SEARCHES = 0.7
+"""Of its highest level, the share that the level of `search_rate` must have."""
+_DRIFT, _DRIFT_FACTOR = 0.03, 2.0
+"""Nats by which trainer and engine may differ, and of the lowest level so far: healthy runs differ by about 0.01."""
 _ORDER = ("rollback", "stop", "warn")
 TRIPS = Counter("forage_trainer_guard_trips_total", "Steps that tripped a guard", ["guard", "action"])
 
@@ -28,6 +42,42 @@ class Trip:
     guard: str
     action: GuardAction
     reason: str
+
+
+class Trend:
+    """The level of one metric now, against its best level of the run so far.
+
+    A level is the median of some values, so a single odd step is none. The best level is the best median of a window,
+    not that of the steps just before, against which a slow drift would never show. It begins with half a window, and is
+    not moved by the value that is compared with it.
+
+    Args:
+        window: steps.
+        choose: returns the better one of two levels.
+    """
+
+    def __init__(self, window: int, choose: Callable[[float, float], float] = min) -> None:
+        self._choose = choose
+        self._recent = max(1, window // 4)
+        self._values: deque[float] = deque(maxlen=window)
+        self._best: float | None = None
+
+    def add(self, value: float) -> tuple[float, float] | None:
+        """Add the value of a step; returns level and best level, None as long as there are too few values."""
+        best = self._best
+        self._values.append(value)
+        if 2 * len(self._values) >= (self._values.maxlen or 0):
+            level = median(self._values)
+            self._best = level if best is None else self._choose(best, level)
+        return None if best is None else (median(list(self._values)[-self._recent :]), best)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": list(self._values), "best": self._best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._values.clear()
+        self._values.extend(state["values"])
+        self._best = state["best"]
 
 
 class Guards:
@@ -45,6 +95,8 @@ class Guards:
         self._norms: deque[float] = deque(maxlen=window)
         self._rewards: deque[float] = deque(maxlen=window)
         self._highest: float | None = None
+        self._trends = {name: Trend(window) for name in (*_RISES, _MISMATCH)}
+        self._trends[_SEARCHES] = Trend(window, max)
 
     def check(self, metrics: Mapping[str, Any], groups: int) -> list[Trip]:
         """Return the guards that a step trips, the one to act on first; each is counted.
@@ -59,11 +111,14 @@ class Guards:
         return sorted(trips, key=lambda trip: _ORDER.index(trip.action))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"norms": list(self._norms), "rewards": list(self._rewards), "highest": self._highest}
+        trends = {name: trend.state_dict() for name, trend in self._trends.items()}
+        return {"norms": list(self._norms), "rewards": list(self._rewards), "highest": self._highest, "trends": trends}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._norms, self._rewards = deque(state["norms"], self._window), deque(state["rewards"], self._window)
         self._highest = state["highest"]
+        for name, own in state.get("trends", {}).items():  # checkpoints of 0.1 have none
+            self._trends[name].load_state_dict(own)
 
     def _find_trips(self, metrics: Mapping[str, Any], groups: int) -> Iterator[Trip]:
         limits = self._settings
@@ -93,6 +148,8 @@ class Guards:
             bound = f"above {limits.logprob.threshold:g}"
             reason = f"log-probabilities of trainer and engine differ by {difference:.4g}, {bound}"
             yield Trip("logprob", limits.logprob.action, reason)
+        if signs := list(self._find_signs(metrics)):
+            yield Trip("collapse", limits.collapse.action, "; ".join(signs))
 
     def _find_spike(self, norm: float | None) -> str | None:
         if norm is None:
@@ -118,6 +175,22 @@ class Guards:
         return (
             f"mean reward of {len(self._rewards)} steps is {mean:.4g}, a loss of {share:g} of its {self._highest:.4g}"
         )
+
+    def _find_signs(self, metrics: Mapping[str, Any]) -> Iterator[str]:
+        for name, trend in self._trends.items():
+            value = _finite_value(metrics, name)
+            levels = None if value is None else trend.add(value)
+            if levels is None:
+                continue
+            level, best = levels
+            if name == _SEARCHES:
+                if level < _FEWEST_SEARCHES * best:
+                    yield f"the share of trajectories that search fell from {best:.4g} to {level:.4g}"
+            elif name == _MISMATCH:
+                if level > max(_DRIFT, _DRIFT_FACTOR * best):
+                    yield f"log-probabilities of trainer and engine drift apart, from {best:.4g} to {level:.4g}"
+            elif level - best > _RISES[name][1]:
+                yield f"{_RISES[name][0]} rose from {best:.4g} to {level:.4g}"
 
     def _has_history(self, history: deque[float]) -> bool:
         return 2 * len(history) >= self._window
