@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
+from forage_cli.commands.options import Config, Overrides
 from forage_runtime.text.console import TextConsole
 
-app = typer.Typer(help="Make data sets.", no_args_is_help=True)
+app = typer.Typer(help="Make and look at data sets.", no_args_is_help=True)
+_EXAMPLE_LENGTH = 300
+"""Characters of a question in the terminal; the file of --json has it whole."""
 Seed = Annotated[int, typer.Option(help="Seed of splits, samples and phrasings.", min=0)]
 
 
@@ -119,6 +122,66 @@ def wiki18(
     chosen = {"--out": str(out), "--index": index, "--source": source}
     arguments = ["wiki18", *(word for option, value in chosen.items() if value for word in (option, value)), *digests]
     run_in_service("retriever", "forage_retriever.command", arguments)
+
+
+@app.command(short_help="Which questions have their answer in the corpus, and in the retriever's best passages.")
+def coverage(
+    overrides: Overrides = None,
+    config: Config = None,
+    questions: Annotated[
+        list[Path] | None,
+        typer.Option("--questions", "-q", help="Parquet file of questions; repeat.", show_default="those of data"),
+    ] = None,
+    topk: Annotated[int | None, typer.Option(min=1, help="Passages a question.", show_default="retriever.topk")] = None,
+    search: Annotated[bool, typer.Option("--search", help="Ask the retriever that is running, too.")] = False,
+    examples: Annotated[int, typer.Option(min=0, help="Questions to show that the corpus cannot answer.")] = 3,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="File to write the counts to.", show_default=False)
+    ] = None,
+) -> None:
+    """Count the questions whose accepted answer is in the corpus at all, and in the passages that a search finds.
+
+    No policy learns to answer the others from what it reads: they bound every score. Case, punctuation and articles do
+    not count, as in rewards; yes, no and single signs are left out. With --search the retriever, which must run
+    ('forage up'), gets each question as it is.
+
+    Examples:
+
+      forage data coverage -c configs/demo.yaml
+
+      forage data coverage -q data/nq/test.parquet data.corpus=data/wiki-18/corpus.jsonl --search --topk 3
+    """
+    import asyncio
+    import json
+
+    from forage_cli.datasets.coverage import ALL, ask_retriever, build_table, find_answers, summarize
+    from forage_cli.terminal.progress import show_progress
+    from forage_records.questions import read_questions
+    from forage_runtime.errors import DataError
+    from forage_runtime.files.corpus import read_rows
+    from forage_runtime.settings import load_settings
+
+    settings = load_settings(config, overrides or [])
+    console, depth = TextConsole(), topk or settings.retriever.topk
+    files = questions or [*settings.data.train_paths, *settings.data.val_files]
+    if not files:
+        raise DataError("there is no file of questions: name one by data.train_files, data.val_files or --questions")
+    rows = read_questions(files).rows
+    with show_progress(console, f"reading {settings.data.corpus}", None) as advance:
+        passages = (str(fields["contents"]) for _, fields, _ in read_rows(settings.data.corpus))
+        found = find_answers(rows, passages, advance)
+    hits = None
+    if search:
+        with show_progress(console, f"asking {settings.retriever.http_address}", len(rows)) as advance:
+            hits = asyncio.run(ask_retriever(settings, rows, depth, advance))
+    parts = summarize(rows, found, hits, examples)
+    console.print(build_table(parts, depth))
+    for sentence in (sentence for name, part in parts.items() if name != ALL for sentence in part.missing):
+        text = sentence if len(sentence) <= _EXAMPLE_LENGTH else f"{sentence[:_EXAMPLE_LENGTH]}…"
+        console.print(f"not in the corpus: {text}", highlight=False, markup=False)
+    if json_file is not None:
+        figures = {name: part.to_json() for name, part in parts.items()}
+        json_file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
 def _parse_split_file(text: str) -> tuple[str, Path]:

@@ -13,8 +13,12 @@ T = TypeVar("T")
 
 
 @contextmanager
-def show_progress(console: Console, description: str, total: int) -> Iterator[Callable[[], None]]:
-    """Show a bar until the block ends; yields the function to call after each item."""
+def show_progress(console: Console, description: str, total: int | None) -> Iterator[Callable[[], None]]:
+    """Show a bar until the block ends; yields the function to call after each item.
+
+    Args:
+        total: number of items; None: not known.
+    """
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
