@@ -80,9 +80,9 @@ def explain(
 def check(overrides: Overrides = None, config: Config = None) -> None:
     """Check the settings and every file they name, without starting anything.
 
-    Corpus and questions are read as the retriever and the trainer read them. Where sampling is no default, vLLM is
-    asked whether it takes the parameters of training, validation, ask and probe. Says what of the chat template matters
-    to the run, as `forage model check` does. Warns of accepted answers that no answer matches.
+    Each service makes the checks of its start, in its own environment: lengths, batch sizes, devices, rewards,
+    environments, index, encoder, trackers, tokens and certificates. Corpus and questions are read as the retriever and
+    the trainer read them. Prints every problem at once, a line each, and what of the chat template matters to the run.
     Prints the memory that the recipe needs in Redis. If the server runs, warns where it gives less, or can lose writes,
     and where the run's rollout service gives a data source another environment. Prints what the retriever answers on
     this machine, and warns where that is less than the run's trajectories ask, or where the recipe does not fit GPUs
@@ -94,27 +94,22 @@ def check(overrides: Overrides = None, config: Config = None) -> None:
     """
     from forage_cli.local.environments import find_environment_problems
     from forage_cli.local.gpus import find_plan_problems
-    from forage_cli.local.preflight import check_files, check_sampling, find_template_problems
+    from forage_cli.local.preflight import check_settings, print_remarks
     from forage_cli.local.redis.memory import check_redis
     from forage_cli.planning.retrieval.here import describe_searches, estimate_searches
     from forage_cli.planning.streams import estimate_stream_memory
     from forage_runtime.settings import load_settings
 
     settings = load_settings(config, overrides or [])
-    warnings = check_files(settings)
-    warnings += check_sampling(settings)
-    template = find_template_problems(settings)
+    remarks = check_settings(settings)
     typer.echo("the settings are valid, and the files they name can be used")
-    for line in template:
-        level, _, sentence = line.partition(" ")
-        echo(f"{level}: chat template: {sentence}", err=level == "warning")
+    print_remarks(remarks)
     typer.echo(f"Redis: {estimate_stream_memory(settings)}")
     searches = estimate_searches(settings)
     if searches is not None:
         typer.echo(f"searches: {describe_searches(searches)}")
-    warnings += (*check_redis(settings), *find_environment_problems(settings), *find_plan_problems(settings))
-    for problem in warnings:
-        echo(f"warning: {problem}", err=True)
+    warnings = (*check_redis(settings), *find_environment_problems(settings), *find_plan_problems(settings))
+    print_remarks(f"warning: {problem}" for problem in warnings)
 
 
 def _print_explained(descriptions: list[SettingDescription], settings: Settings, console: Console) -> None:
