@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -110,6 +111,37 @@ def check(overrides: Overrides = None, config: Config = None) -> None:
         typer.echo(f"searches: {describe_searches(searches)}")
     warnings = (*check_redis(settings), *find_environment_problems(settings), *find_plan_problems(settings))
     print_remarks(f"warning: {problem}" for problem in warnings)
+
+
+@app.command("from-verl")
+def from_verl(
+    file: Annotated[Path, typer.Argument(help="Script with verl's command line, or YAML file.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write; without it the settings are printed.")
+    ] = None,
+) -> None:
+    """Translate the settings of verl or Search-R1 into a settings file.
+
+    Takes the command line of a script (`python3 -m verl.trainer.main_ppo key=value …`), with the variables that the
+    script sets, or a YAML file. Of several such commands the last is taken. Nothing is run. What has no place in
+    Forage, or depends on what the file does not say, is a comment with the reason.
+
+    Example:
+
+      forage config from-verl train_grpo.sh -o my.yaml
+    """
+    from forage_cli.migration.translate import translate
+    from forage_cli.migration.verl_file import read_verl_file
+    from forage_runtime.errors import UserError
+
+    text = translate(read_verl_file(file), file.name)
+    if out is None:
+        echo(text.removesuffix("\n"))
+        return
+    if out.exists():
+        raise UserError(f"{out} is there already: name another file")
+    out.write_text(text, encoding="utf-8")
+    echo(f"{out}: say in it what its first lines name, then run 'forage config check -c {out}'")
 
 
 def _print_explained(descriptions: list[SettingDescription], settings: Settings, console: Console) -> None:
