@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from forage_runtime.errors import UserError
 from forage_runtime.security.tls import Certificates, check_server
@@ -60,11 +61,11 @@ def list_common_checks(settings: Settings, service: str, *callees: str) -> Itera
     Args:
         service: its name in sentences; callees: sections whose token it accepts or sends.
     """
-    yield lambda: check_server(settings.tls, service)
-    yield lambda: Certificates(settings.tls)
+    yield partial(check_server, settings.tls, service)
+    yield partial(Certificates, settings.tls)
     for name in callees:
         if (file := getattr(settings, name).auth_token_file) is not None:
-            yield lambda file=file, name=name: read_tokens(file, f"{name}.auth_token_file")  # type: ignore[misc]
+            yield partial(read_tokens, file, f"{name}.auth_token_file")
 
 
 def run_checks(

@@ -12,7 +12,7 @@ from forage_reward.router import resolve_route
 from forage_reward.score import Score, Status, withhold_score
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 from forage_runtime.problems import Check, list_common_checks, run_checks
-from forage_runtime.settings import Settings
+from forage_runtime.settings import Settings, UserReward
 
 
 def list_checks(settings: Settings) -> Iterator[Check]:
@@ -28,8 +28,12 @@ def list_all_checks(settings: Settings) -> Iterator[Check]:
     """List those, and the load of each of your functions in a process of its own."""
     yield from list_checks(settings)
     for name, user in settings.reward.user.items():
-        one = {name: user.model_copy(update={"processes": 1})}
-        yield lambda one=one: UserRewards(one, REWARDS, settings.security.user_code).close()  # type: ignore[misc]
+        yield partial(_load_function, settings, name, user)
+
+
+def _load_function(settings: Settings, name: str, user: UserReward) -> None:
+    one = {name: user.model_copy(update={"processes": 1})}
+    UserRewards(one, REWARDS, settings.security.user_code).close()
 
 
 def _stand_in(name: str) -> AnyReward:
