@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -80,9 +81,9 @@ def explain(
 def check(overrides: Overrides = None, config: Config = None) -> None:
     """Check the settings and every file they name, without starting anything.
 
-    Corpus and questions are read as the retriever and the trainer read them. Where sampling is no default, vLLM is
-    asked whether it takes the parameters of training, validation, ask and probe. Says what of the chat template matters
-    to the run, as `forage model check` does. Warns of accepted answers that no answer matches.
+    Each service makes the checks of its start, in its own environment: lengths, batch sizes, devices, rewards,
+    environments, index, encoder, trackers, tokens and certificates. Corpus and questions are read as the retriever and
+    the trainer read them. Prints every problem at once, a line each, and what of the chat template matters to the run.
     Prints the memory that the recipe needs in Redis. If the server runs, warns where it gives less, or can lose writes,
     and where the run's rollout service gives a data source another environment. Prints what the retriever answers on
     this machine, and warns where that is less than the run's trajectories ask, or where the recipe does not fit GPUs
@@ -94,27 +95,53 @@ def check(overrides: Overrides = None, config: Config = None) -> None:
     """
     from forage_cli.local.environments import find_environment_problems
     from forage_cli.local.gpus import find_plan_problems
-    from forage_cli.local.preflight import check_files, check_sampling, find_template_problems
+    from forage_cli.local.preflight import check_settings, print_remarks
     from forage_cli.local.redis.memory import check_redis
     from forage_cli.planning.retrieval.here import describe_searches, estimate_searches
     from forage_cli.planning.streams import estimate_stream_memory
     from forage_runtime.settings import load_settings
 
     settings = load_settings(config, overrides or [])
-    warnings = check_files(settings)
-    warnings += check_sampling(settings)
-    template = find_template_problems(settings)
+    remarks = check_settings(settings)
     typer.echo("the settings are valid, and the files they name can be used")
-    for line in template:
-        level, _, sentence = line.partition(" ")
-        echo(f"{level}: chat template: {sentence}", err=level == "warning")
+    print_remarks(remarks)
     typer.echo(f"Redis: {estimate_stream_memory(settings)}")
     searches = estimate_searches(settings)
     if searches is not None:
         typer.echo(f"searches: {describe_searches(searches)}")
-    warnings += (*check_redis(settings), *find_environment_problems(settings), *find_plan_problems(settings))
-    for problem in warnings:
-        echo(f"warning: {problem}", err=True)
+    warnings = (*check_redis(settings), *find_environment_problems(settings), *find_plan_problems(settings))
+    print_remarks(f"warning: {problem}" for problem in warnings)
+
+
+@app.command("from-verl")
+def from_verl(
+    file: Annotated[Path, typer.Argument(help="Script with verl's command line, or YAML file.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write; without it the settings are printed.")
+    ] = None,
+) -> None:
+    """Translate the settings of verl or Search-R1 into a settings file.
+
+    Takes the command line of a script (`python3 -m verl.trainer.main_ppo key=value …`), with the variables that the
+    script sets, or a YAML file. Of several such commands the last is taken. Nothing is run. What has no place in
+    Forage, or depends on what the file does not say, is a comment with the reason.
+
+    Example:
+
+      forage config from-verl train_grpo.sh -o my.yaml
+    """
+    from forage_cli.migration.translate import translate
+    from forage_cli.migration.verl_file import read_verl_file
+    from forage_runtime.errors import UserError
+
+    text = translate(read_verl_file(file), file.name)
+    if out is None:
+        echo(text.removesuffix("\n"))
+        return
+    if out.exists():
+        raise UserError(f"{out} is there already: name another file")
+    out.write_text(text, encoding="utf-8")
+    echo(f"{out}: say in it what its first lines name, then run 'forage config check -c {out}'")
 
 
 def _print_explained(descriptions: list[SettingDescription], settings: Settings, console: Console) -> None:

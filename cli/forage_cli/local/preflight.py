@@ -1,67 +1,102 @@
-"""Checks before a start: files, folders, ports, disk space. Each error is one sentence with its remedy."""
+"""Checks before a start, all at once: files, ports, disk space; and those that services make when they start.
+
+Each problem is one sentence with its remedy.
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
-import re
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from forage_cli.local.stack import Program, find_interpreter, is_installed, list_addresses, measure_free_gib
-from forage_records.training import check_training
+from forage_queue.streams.client import StreamClient
+from forage_records.training import list_training_checks
 from forage_runtime.addresses import bind_socket
 from forage_runtime.errors import DataError, UserError
 from forage_runtime.files.corpus import read_rows
-from forage_runtime.files.lucene import explain_lucene
-from forage_runtime.files.model_folder import check_model_folder, read_chat_template
+from forage_runtime.files.model_folder import check_model_folder
+from forage_runtime.problems import PROBLEM, REMARKS, Check, require_all
 from forage_runtime.settings import ENV_PREFIX, Settings
 from forage_runtime.text.terminal import echo
 
+CHECKED = (Program.REWARD, Program.RETRIEVER, Program.ROLLOUT, Program.TRAINER)
+"""The services that check their own settings."""
 _SPACE_GIB = 0.5
 _PASSAGES = 100_000
-_NOTEWORTHY = re.compile(r"think|thought|strftime_now|assistant:", re.IGNORECASE)
-"""What a chat template has that may matter to a run; most have none of it, and asking takes seconds."""
 
 
 def check_all(settings: Settings, programs: Iterable[Program]) -> None:
-    """Run every check, and print what a user should know.
+    """Run every check that takes no service's environment, and print what a user should know.
 
     Raises:
-        UserError: the first problem.
+        UserError: every problem, a line each.
     """
     programs = tuple(programs)
-    warnings = check_files(settings, training=Program.TRAINER in programs)
-    check_space(settings.run.dir)
-    for name, address in list_addresses(settings, programs).items():
-        check_port(name, address)
-    for warning in warnings:
-        echo(f"warning: {warning}", err=True)
+    remarks: list[str] = []
+    addresses = list_addresses(settings, programs).items()
+    require_all(
+        [
+            lambda: remarks.extend(check_files(settings, training=Program.TRAINER in programs)),
+            partial(check_space, settings.run.dir),
+            *(partial(check_port, name, address) for name, address in addresses),
+        ]
+    )
+    print_remarks(remarks)
+
+
+def print_remarks(remarks: Iterable[str]) -> None:
+    """Print what a user should know; warnings to stderr."""
+    for remark in remarks:
+        echo(remark, err=remark.startswith("warning"))
+
+
+def check_settings(settings: Settings) -> list[str]:
+    """Check the settings and the files that they name, and have each service make the checks of its start.
+
+    Returns:
+        What a user should know, a sentence each, which begin as `REMARKS`.
+
+    Raises:
+        UserError: every problem, a line each.
+    """
+    missing = [program for program in CHECKED if not is_installed(program)]
+    remarks: list[str] = []
+    with ThreadPoolExecutor() as pool:
+        answers = [pool.submit(_ask, program, settings) for program in CHECKED if program not in missing]
+        files: Check = lambda: remarks.extend(check_files(settings))  # noqa: E731 - one of the checks
+        require_all([files, *(answer.result for answer in answers)])
+    if missing:
+        remarks.append(
+            f"warning: what {', '.join(missing)} check was not checked: they are not installed here, and check it when "
+            "they start"
+        )
+    return [*remarks, *(remark for answer in answers for remark in answer.result())]
 
 
 def check_files(settings: Settings, training: bool = True) -> list[str]:
-    """Check the model folder, the corpus, the environments and, when training, the questions and their rewards.
+    """Check what this environment can: model folder, corpus, Redis' files and, when training, questions and rewards.
 
-    Returns:
-        What a user should know of the files that can be used, a sentence each.
-
-    Raises:
-        UserError: the first problem.
+    Returns, raises: as `check_settings`.
     """
-    endpoint = settings.rollout.engine.endpoint
-    if training and endpoint:
-        raise UserError(f"rollout.engine.endpoint is {endpoint}: a remote model cannot be trained; unset it")
-    check_model_folder(settings.model.path, weights=not endpoint)
-    check_corpus(settings.data.corpus)
-    if settings.retriever.index is not None and (lucene := explain_lucene(settings.retriever.index)):
-        raise UserError(f"retriever.index: {lucene}")
-    check_environments(settings)
-    if not training:
-        return []
-    check_training(settings)
-    return check_questions(settings)
+    remarks: list[str] = []
+    require_all(_list_checks(settings, training, remarks))
+    return remarks
+
+
+def _list_checks(settings: Settings, training: bool, remarks: list[str]) -> Iterator[Check]:
+    yield lambda: check_model_folder(settings.model.path, weights=not settings.rollout.engine.endpoint)
+    if settings.retriever.index is None and not settings.retriever.shards:
+        yield partial(check_corpus, settings.data.corpus)
+    yield lambda: StreamClient(settings.redis, settings.run.id)
+    if training:
+        yield from list_training_checks(settings)
+        yield lambda: remarks.extend(f"warning: {sentence}" for sentence in check_questions(settings))
 
 
 def check_corpus(path: Path) -> None:
@@ -87,64 +122,47 @@ def check_questions(settings: Settings) -> list[str]:
 
     Raises:
         DataError: a file cannot be read, or has too few questions.
-        UserError: a data source has no reward.
+        UserError: a data source has no reward; or both, a line each.
     """
-    from forage_records.questions import check_batch_size, check_routes, read_questions
-
-    data, warnings = settings.data, []
-    for split, files in (("data.train_files", data.train_paths), ("data.val_files", data.val_files)):
-        questions = read_questions(files)
-        for place, file in enumerate(files):
-            sources = {question.data_source for question in questions.rows if question.file == place}
-            check_routes(sources, settings.reward.routes, str(file), "this configuration")
-        if split == "data.train_files":
-            check_batch_size(questions.rows, data.train_batch_size, data.train_weights)
-        if wordless := questions.describe_wordless():
-            warnings.append(f"{split}: {wordless}")
+    warnings: list[str] = []
+    data = settings.data
+    splits = {"data.train_files": data.train_paths, "data.val_files": data.val_files}
+    require_all(partial(_check_split, settings, split, files, warnings) for split, files in splits.items())
     return warnings
 
 
-def check_environments(settings: Settings) -> None:
-    """Check that each environment class can be loaded, in the Python environment of the rollout service."""
-    if not settings.rollout.environments:
-        return
-    _ask(Program.ROLLOUT, "forage_rollout.environments", settings)
+def _check_split(settings: Settings, split: str, files: Sequence[Path], warnings: list[str]) -> None:
+    from forage_records.questions import check_batch_size, check_routes, read_questions
+
+    questions = read_questions(files)
+    for place, file in enumerate(files):
+        sources = {question.data_source for question in questions.rows if question.file == place}
+        check_routes(sources, settings.reward.routes, str(file), "this configuration")
+    if split == "data.train_files":
+        check_batch_size(questions.rows, settings.data.train_batch_size, settings.data.train_weights)
+    if wordless := questions.describe_wordless():
+        warnings.append(f"{split}: {wordless}")
 
 
-def check_sampling(settings: Settings) -> list[str]:
-    """Check that vLLM takes what the settings sample with, in the Python environment of the rollout service.
+def _ask(program: Program, settings: Settings) -> list[str]:
+    """Have a service check the settings in its Python environment; returns its remarks.
 
-    Returns: a sentence where that is not installed here, as in the image of the command line.
+    Raises:
+        UserError: every problem that it finds, a line each.
     """
-    if not is_installed(Program.ROLLOUT):
-        return ["whether vLLM can sample so was not checked: the rollout service is not installed here, and checks it"]
-    _ask(Program.ROLLOUT, "forage_rollout.engine.sampling_check", settings)
-    return []
-
-
-def find_template_problems(settings: Settings) -> list[str]:
-    """What of the chat template matters to a run, a line each: the trainer is asked where there may be anything."""
-    if not settings.data.apply_chat_template_kwargs and not _NOTEWORTHY.search(read_chat_template(settings.model.path)):
-        return []
-    if not is_installed(Program.TRAINER):
-        return ["note it was not looked at: the trainer is not installed here, and looks at it when it starts"]
-    return _ask(Program.TRAINER, "forage_trainer.model_check.short", settings).splitlines()
-
-
-def _ask(program: Program, module: str, settings: Settings) -> str:
-    """Run a check in the Python environment of a service; returns what it prints."""
-    command = [str(find_interpreter(program)), "-m", module, "--config", "/dev/stdin"]
-    # The settings are resolved: variables of the shell must not override the command line again. What libraries warn of
-    # is no part of the answer.
-    left_out = (ENV_PREFIX, "PYTHONWARNDEFAULTENCODING")
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
-    environ["PYTHONWARNINGS"] = "ignore"
+    command = [str(find_interpreter(program)), "-m", f"forage_{program}.checks", "--config", "/dev/stdin"]
+    # The settings are resolved: variables of the shell must not override the command line again.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
     done = subprocess.run(
         command, input=settings.to_yaml(), env=environ, capture_output=True, text=True, encoding="utf-8"
     )
     if done.returncode:
-        raise UserError(done.stderr.strip())
-    return done.stdout
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        raise UserError(f"the {program} service cannot check its settings ({last[0]}): run 'forage doctor'")
+    lines = done.stdout.splitlines()
+    if problems := [line.removeprefix(PROBLEM) for line in lines if line.startswith(PROBLEM)]:
+        raise UserError("\n".join(problems))
+    return [line for line in lines if line.startswith(REMARKS)]
 
 
 def check_space(folder: Path) -> None:

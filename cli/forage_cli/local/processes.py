@@ -115,8 +115,8 @@ class Supervisor:
         """Restart services that died.
 
         Raises:
-            UserError: a service ended with exit code 2; the message is the last line of its log.
-            StartError: a service ended with exit code 4; the message is the last line of its log, and names the log.
+            UserError: a service ended with exit code 2; the message is the end of its log, a line for each problem.
+            StartError: a service ended with exit code 4; the message is the end of its log, and names the log.
             ServiceDiedError: a service died several times soon after its start, or again and again.
         """
         for running in self._running.values():
@@ -196,10 +196,10 @@ class Supervisor:
             return
         if code == UserError.exit_code:
             if not service.optional:
-                raise UserError(read_last_line(service.log))
-            return self._give_up(running, read_last_line(service.log))
+                raise UserError(read_sentences(service.log))
+            return self._give_up(running, read_sentences(service.log))
         if code == StartError.exit_code:
-            reason = f"{read_last_line(service.log)}; the whole error is in {service.log}"
+            reason = f"{read_sentences(service.log)}; the whole error is in {service.log}"
             if not service.optional:
                 self._on_failure(service.name, reason)
                 raise StartError(reason)
@@ -363,20 +363,25 @@ def _find_by_token(tokens: Set[str]) -> Iterator[psutil.Process]:
                 yield process
 
 
-def read_last_line(log: Path) -> str:
-    """Read the last line of a log, without the prefix "forage NAME: "."""
-    lines = [line for line in log.read_bytes().splitlines() if line.strip()]
-    line = lines[-1].decode(errors="replace") if lines else f"a service ended without a message: see {log}"
-    return line.partition(": ")[2] if line.startswith("forage ") else line
+def read_sentences(log: Path) -> str:
+    """Read with what a service ended, without the prefix "forage NAME: ": one sentence, or a line for each problem."""
+    lines = _read_lines(log) or [f"a service ended without a message: see {log}"]
+    begin = max((place for place, line in enumerate(lines) if line.startswith("forage ")), default=len(lines) - 1)
+    text = "\n".join(lines[begin:])
+    return text.partition(": ")[2] if text.startswith("forage ") else text
 
 
 def read_failure(log: Path) -> str:
     """Read the error that a service logged as its last line before it died, in one line; empty without one."""
     try:
-        event = json.loads(read_last_line(log))
+        event = json.loads(_read_lines(log)[-1])
         return str(event["reason"]) if event["event"] == SERVICE_FAILED else ""
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, IndexError):
         return ""
+
+
+def _read_lines(log: Path) -> list[str]:
+    return [line for line in log.read_bytes().decode(errors="replace").splitlines() if line.strip()]
 
 
 def describe_death(log: Path, code: int) -> str:
@@ -386,8 +391,8 @@ def describe_death(log: Path, code: int) -> str:
         return f"killed by {signal.Signals(-code).name}{hint}"
     if failure := read_failure(log):
         return failure
-    last = read_last_line(log)[:_LINE_LENGTH] if log.stat().st_size else "none"
-    return f"exit code {code}, last line: {last}"
+    last = (_read_lines(log) or ["none"])[-1]
+    return f"exit code {code}, last line: {last[:_LINE_LENGTH]}"
 
 
 def _count_deaths(running: _Running, code: int) -> str:

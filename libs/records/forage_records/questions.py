@@ -245,7 +245,10 @@ def _question(row: dict[str, Any], where: str) -> Question:
         role = _field(message, "role", str, where, "prompt.role")
         chat.append(ChatMessage(role=role, content=_field(message, "content", str, where, "prompt.content")))
     reward_model = _field(row, "reward_model", dict, where, "reward_model")
-    truth = _ground_truth(_field(reward_model, "ground_truth", dict, where, "reward_model.ground_truth"), where)
+    truth = reward_model.get("ground_truth")
+    if isinstance(truth, str):  # as verl's own data sets have it
+        truth = {"target": truth}
+    truth = _ground_truth(_field({"": truth}, "", dict, where, "reward_model.ground_truth"), where)
     text = info.get("question")
     return Question(source, split, index, tuple(chat), truth, text if isinstance(text, str) else chat[-1].content)
 

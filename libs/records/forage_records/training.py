@@ -2,33 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
+
 from forage_runtime.errors import SettingsError
+from forage_runtime.problems import Check
 from forage_runtime.settings import AdvantageEstimator, Settings
 
 
-def check_training(settings: Settings) -> None:
-    """Check that settings that are valid each for itself can train together.
+def list_training_checks(settings: Settings) -> Iterator[Check]:
+    """List the checks that settings which are valid each for itself can train together; any machine can make them."""
+    yield partial(_check_trainable, settings)
+    yield partial(_check_samples, settings)
+    yield partial(_check_warmup, settings)
+    has_critic = settings.trainer.algorithm.adv_estimator is AdvantageEstimator.GAE
+    for model in ("actor", "critic") if has_critic else ("actor",):
+        yield partial(_check_batches, settings, model)
+    if has_critic:
+        yield partial(_check_critic, settings)
+    # Below 0.01, down to 0.00001, vLLM samples at 0.01 whatever it is asked for; below that it is greedy.
+    rollout = settings.rollout
+    yield partial(_check_sampling, "temperature", rollout.temperature, 1.0, rollout.temperature >= 0.01)
+    yield partial(_check_sampling, "top_p", rollout.top_p, 1.0, rollout.top_p == 1)
+    yield partial(_check_sampling, "top_k", rollout.top_k, -1, rollout.top_k <= 0)
+    yield partial(_check_trajectory_length, settings)
+    yield partial(_check_adapters, settings)
 
-    Raises:
-        SettingsError: the first that cannot.
-    """
-    _check_steps(settings)
-    _check_batches(settings)
-    _check_critic(settings)
-    _check_sampling(settings)
-    _check_trajectory_length(settings)
-    _check_adapters(settings)
+
+def _check_trainable(settings: Settings) -> None:
+    if endpoint := settings.rollout.engine.endpoint:
+        raise SettingsError(f"rollout.engine.endpoint is {endpoint}: a remote model cannot be trained; unset it")
 
 
-def _check_steps(settings: Settings) -> None:
+def _check_samples(settings: Settings) -> None:
     """Steps that cannot learn are sampled all the same, and publish the same policy to the end."""
-    trainer, estimator = settings.trainer, settings.trainer.algorithm.adv_estimator
+    estimator = settings.trainer.algorithm.adv_estimator
     if settings.rollout.n < estimator.min_samples:
         raise SettingsError(
             f"rollout.n must be at least {estimator.min_samples}, not {settings.rollout.n}: {estimator} compares the "
             f"samples of a prompt, and learns nothing from fewer; raise it, or set "
             f"trainer.algorithm.adv_estimator={AdvantageEstimator.REINFORCE_PLUS_PLUS}"
         )
+
+
+def _check_warmup(settings: Settings) -> None:
+    trainer = settings.trainer
     if trainer.critic_warmup >= trainer.total_training_steps:
         raise SettingsError(
             f"trainer.critic_warmup = {trainer.critic_warmup} must be less than trainer.total_training_steps = "
@@ -36,40 +54,31 @@ def _check_steps(settings: Settings) -> None:
         )
 
 
-def _check_batches(settings: Settings) -> None:
-    trainer = settings.trainer
-    sizes = {"actor": trainer.actor.ppo_mini_batch_size}
-    if trainer.algorithm.adv_estimator is AdvantageEstimator.GAE:
-        sizes["critic"] = trainer.critic.ppo_mini_batch_size
-    for name, size in sizes.items():
-        if settings.data.train_batch_size % size:
-            raise SettingsError(
-                f"trainer.{name}.ppo_mini_batch_size = {size} must divide data.train_batch_size = "
-                f"{settings.data.train_batch_size}: choose a divisor"
-            )
+def _check_batches(settings: Settings, model: str) -> None:
+    size, batch = getattr(settings.trainer, model).ppo_mini_batch_size, settings.data.train_batch_size
+    if batch % size:
+        raise SettingsError(
+            f"trainer.{model}.ppo_mini_batch_size = {size} must divide data.train_batch_size = {batch}: "
+            "choose a divisor"
+        )
 
 
 def _check_critic(settings: Settings) -> None:
     path = settings.trainer.critic.path
-    has_critic = settings.trainer.algorithm.adv_estimator is AdvantageEstimator.GAE
-    if has_critic and path is not None and not (path / "config.json").is_file():
+    if path is not None and not (path / "config.json").is_file():
         raise SettingsError(
             f"trainer.critic.path {path} has no config.json: give the Hugging Face folder of a policy or a value "
             "model, or leave it out"
         )
 
 
-def _check_sampling(settings: Settings) -> None:
+def _check_sampling(name: str, given: float, needed: float, is_right: bool) -> None:
     """The trainer must be able to score what the engine samples: ratios would carry any other difference."""
-    rollout = settings.rollout
-    # Below 0.01, down to 0.00001, vLLM samples at 0.01 whatever it is asked for; below that it is greedy.
-    needed = {"temperature": (rollout.temperature >= 0.01, 1.0), "top_p": (rollout.top_p == 1, 1.0)}
-    for name, (is_right, value) in (needed | {"top_k": (rollout.top_k <= 0, -1)}).items():
-        if not is_right:
-            raise SettingsError(
-                f"rollout.{name} = {getattr(rollout, name)} cannot be trained on: the trainer scores a token among "
-                f"all tokens, at the temperature at which it was sampled; set rollout.{name}={value}"
-            )
+    if not is_right:
+        raise SettingsError(
+            f"rollout.{name} = {given} cannot be trained on: the trainer scores a token among all tokens, at the "
+            f"temperature at which it was sampled; set rollout.{name}={needed}"
+        )
 
 
 def _check_trajectory_length(settings: Settings) -> None:

@@ -11,7 +11,7 @@ from forage_runtime.text.terminal import escape_unencodable, printable
 
 USER_ERROR = 2
 _LONGEST = 2000
-"""Characters of an error."""
+"""Characters of a line of an error."""
 
 
 def run_command(app: Callable[..., None], name: str) -> None:
@@ -46,9 +46,9 @@ def _check_arguments(arguments: list[str]) -> None:
 def _end(sentence: str, code: int) -> None:
     from forage_runtime.text.console import TextConsole
 
-    sentence = printable(redact_text(sentence))
-    if len(sentence) > _LONGEST:
-        sentence = f"{sentence[: _LONGEST // 2]} … {sentence[-_LONGEST // 2 :]}"
     console = TextConsole(stderr=True, soft_wrap=True, highlight=False)
-    console.print(f"forage: {sentence}", style="red")
+    for line in printable(redact_text(sentence)).splitlines():  # one of several problems
+        if len(line) > _LONGEST:
+            line = f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"
+        console.print(f"forage: {line}", style="red")
     sys.exit(code)

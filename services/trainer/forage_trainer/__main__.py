@@ -18,9 +18,10 @@ import sys
 # own included (two threads beside two busy processes: an update of 5 s takes 20 s and more).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from forage_records.training import check_training
+from forage_records.training import list_training_checks
 from forage_runtime import service
 from forage_runtime.errors import UserError
+from forage_runtime.problems import require_all
 from forage_runtime.settings import Settings
 from forage_runtime.stop import Stop
 from forage_trainer.device import check_gpus, prepare_device
@@ -37,7 +38,7 @@ def main(settings: Settings) -> None:
                 "torchrun started this process, and the settings ask for Ray (trainer.ray.address, trainer.nnodes, "
                 "trainer.n_gpus_per_node): start it without torchrun, or leave these out"
             )
-        check_training(settings)
+        require_all(list_training_checks(settings))
         from forage_trainer.launch.ray_launcher import launch
 
         sys.exit(launch(settings))

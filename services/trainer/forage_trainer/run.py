@@ -12,33 +12,27 @@ from forage_queue.streams.durability import require_durability
 from forage_queue.streams.history import open_history
 from forage_queue.streams.payloads import Payloads
 from forage_queue.trainer.batcher import BatchTimeoutError, StaleGroupsError
-from forage_queue.trainer.dataset import make_batches, report_questions
+from forage_queue.trainer.dataset import report_questions
 from forage_queue.trainer.decoder import GroupDecoder
 from forage_queue.trainer.shifts import ShiftError, Shifts
 from forage_records.events import EventKind, EventLog
-from forage_records.questions import Questions, read_questions
-from forage_records.training import check_training
+from forage_records.questions import Questions
 from forage_runtime.errors import CollectiveTimeoutError, DiskFullError, FencedError, ForageError
-from forage_runtime.files.model_folder import check_model_folder
 from forage_runtime.files.template_values import keep_template_date
+from forage_runtime.problems import require_all
 from forage_runtime.retries import CALL_TIMEOUT_S, RedisRetry
 from forage_runtime.security.audit import record_act
 from forage_runtime.security.health_gate import HealthGate
-from forage_runtime.security.signatures import RunSignatures
-from forage_runtime.security.tls import check_server
 from forage_runtime.settings import Settings
 from forage_runtime.stop import Stop, Stopped
 from forage_runtime.telemetry.health import Health, serve_health
 from forage_runtime.telemetry.logs import get_logger
-from forage_trainer.chats.chat_tokenizer import ChatTokenizer
 from forage_trainer.checkpoints.rollbacks import RolledBackError
 from forage_trainer.checkpoints.start import require_resumable
-from forage_trainer.checkpoints.upload import open_upload
+from forage_trainer.checks import list_checks
 from forage_trainer.data.routes import EnvironmentCheck, check_rewards
-from forage_trainer.extensions import check_functions, find_sampler
-from forage_trainer.weights.completeness import check_complete
+from forage_trainer.data.splits import read_splits
 from forage_weights.announcement import CANARY_ROWS
-from forage_weights.trainer.policy_store import find_policies_place
 
 if TYPE_CHECKING:
     from forage_trainer.loop import TrainingLoop
@@ -57,26 +51,11 @@ def run_leader(settings: Settings, stop: Stop) -> int:
     """
     health = Health()
     settings = keep_template_date(settings)
-    check_server(settings.tls, "trainer")
-    check_training(settings)
-    check_functions(settings)
-    RunSignatures(settings.security, settings.run.id).require_signer("the trainer")
-    check_model_folder(settings.model.path)
-    check_complete(settings.model.path)
-    find_policies_place(settings.trainer.publish.uri)
-    if settings.trainer.upload_url:
-        open_upload(settings.trainer.upload_url)
+    require_all(list_checks(settings))
     server = serve_health(settings.trainer.health_address, health, gate=HealthGate(settings.tls, "trainer"))
     try:
         health.wait_for("start", "reading the questions")
-        train = read_questions(settings.data.train_paths)
-        validation = read_questions(settings.data.val_files)
-        make_batches(train.rows, settings, find_sampler(settings))
-        tokenizer = ChatTokenizer(settings)
-        longest = settings.rollout.max_start_length
-        train = train.filter_by_length(tokenizer, longest)
-        validation = validation.filter_by_length(tokenizer, longest, settings.data.val_max_samples)
-        make_batches(train.rows, settings, find_sampler(settings))
+        train, validation, tokenizer = read_splits(settings)
         report_questions("train", train)
         report_questions("validation", validation)
         health.wait_for("start", "asking the reward service for its data sources")

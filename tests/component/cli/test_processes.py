@@ -98,9 +98,12 @@ def test_a_job_with_exit_code_0_is_done_and_not_restarted(tmp_path: Path, superv
 
 
 def test_a_users_error_stops_the_supervisor_with_the_services_message(tmp_path: Path, supervisor: Supervisor) -> None:
-    code = "import sys; print('forage worker: no such corpus: give another', file=sys.stderr); sys.exit(2)"
+    code = (
+        "import sys; print('forage worker: an earlier start', 'forage worker: no such corpus: give another', "
+        "'no such index: build it', sep='\\n', file=sys.stderr); sys.exit(2)"
+    )
     supervisor.start(build_service(tmp_path, code))
-    with pytest.raises(UserError, match=r"^no such corpus: give another$"):
+    with pytest.raises(UserError, match=r"^no such corpus: give another\nno such index: build it$"):
         wait_until(supervisor, lambda: False)
 
 

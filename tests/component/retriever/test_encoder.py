@@ -65,7 +65,7 @@ def test_groups_have_every_row_once_within_budget_and_padding_limits(lengths: li
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     settings = RetrieverSettings(cache_dir=tmp_path / "cache", encoder=EncoderSettings(model=str(tmp_path)))
-    with pytest.raises(DataError, match=r"lacks config.json .*give a folder in Hugging Face's layout"):
+    with pytest.raises(DataError, match=r"lacks config.json: give a folder in Hugging Face's layout"):
         create_encoder(settings)
 
 

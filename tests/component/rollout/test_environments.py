@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from broken_configurations import REPOSITORY
 from environment_parts import CASINO, build_settings, run
 from scripted_engine import ScriptedEngine
 
@@ -118,15 +119,15 @@ def test_what_its_process_finds_wrong_with_a_file_is_said_here(tmp_path: Path, c
 def test_environments_are_checked_without_an_engine(
     own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["forage_rollout.environments", f"rollout.environments.own.path={own}"]
+    words = ["forage_rollout.checks", f"rollout.environments.own.path={own}", "model.path=models/tiny-policy"]
+    monkeypatch.chdir(REPOSITORY)
     monkeypatch.setattr(sys, "argv", words)
-    runpy.run_module("forage_rollout.environments", run_name="__main__")
+    runpy.run_module("forage_rollout.checks", run_name="__main__")
+    assert capsys.readouterr().out == ""
     monkeypatch.setattr(sys, "argv", [*words, "rollout.environments.own.params.speed=1"])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module("forage_rollout.environments", run_name="__main__")
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"rollout.environments.own ({own}): TypeError")
+    runpy.run_module("forage_rollout.checks", run_name="__main__")
+    said = capsys.readouterr().out
+    assert said.startswith(f"problem: rollout.environments.own ({own}): TypeError")
     assert said.count("\n") == 1
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import runpy
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from char_codec import CharCodec
@@ -17,7 +14,6 @@ from scripted_engine import ScriptedEngine
 from forage_proto.v1.trajectory_pb2 import Status
 from forage_runtime.settings import RolloutSettings
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 environment = load_environment()
 __all__ = ["graph"]
 
@@ -83,10 +79,3 @@ def test_no_text_breaks_the_parser_of_queries(text: str) -> None:
         return
     assert query.entity == query.entity.strip() != ""
     assert ("entities" in query.function) == bool(query.relation)
-
-
-@pytest.mark.parametrize("name", ["knowledge_graph", "countdown"])
-def test_the_configuration_of_the_example_is_valid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(REPOSITORY)
-    monkeypatch.setattr(sys, "argv", ["forage_rollout.environments", "--config", f"configs/{name}.yaml"])
-    runpy.run_module("forage_rollout.environments", run_name="__main__")

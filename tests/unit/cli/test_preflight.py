@@ -14,8 +14,9 @@ from model_folders import write_smallest_model
 
 from forage_cli.local import preflight, stack
 from forage_records.questions import COLUMNS
-from forage_records.training import check_training
+from forage_records.training import list_training_checks
 from forage_runtime.errors import DataError, UserError
+from forage_runtime.problems import find_problems
 from forage_runtime.settings import Settings, load_settings
 
 ROW = {
@@ -119,7 +120,7 @@ def test_a_question_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([ROW | {"reward_model": {"ground_truth": "Oslo"}}], r"row 0: column 'reward_model\.ground_truth' .* 'Oslo'"),
+        ([ROW | {"reward_model": {"ground_truth": 72}}], r"row 0: column 'reward_model\.ground_truth' .* 72"),
         ([ROW | {"extra_info": {"index": "0", "split": "train"}}], r"row 0: column 'extra_info\.index' .* '0'"),
         ([ROW | {"extra_info": {"index": 0.0, "split": "train"}}], r"row 0: column 'extra_info\.index' .* 0\.0"),
         ([ROW | {"extra_info": {"index": True, "split": "train"}}], r"row 0: column 'extra_info\.index' .* True"),
@@ -194,9 +195,9 @@ def test_one_sample_of_a_prompt_is_refused_where_samples_are_compared(tmp_path: 
 
 def test_a_policy_that_is_never_trained_is_refused() -> None:
     gae = ["trainer.algorithm.adv_estimator=gae", "trainer.total_training_steps=10"]
-    check_training(load_settings(None, [*gae, "trainer.critic_warmup=9"], {}))
-    with pytest.raises(UserError, match=r"critic_warmup = 10 must be less than trainer\.total_training_steps = 10"):
-        check_training(load_settings(None, [*gae, "trainer.critic_warmup=10"], {}))
+    assert find_problems(list_training_checks(load_settings(None, [*gae, "trainer.critic_warmup=9"], {}))) == []
+    (problem,) = find_problems(list_training_checks(load_settings(None, [*gae, "trainer.critic_warmup=10"], {})))
+    assert "critic_warmup = 10 must be less than trainer.total_training_steps = 10" in problem
 
 
 def test_a_data_source_without_a_reward_is_named_before_the_run_starts(tmp_path: Path) -> None:
@@ -226,18 +227,6 @@ def test_a_remote_model_needs_no_weights_and_cannot_be_trained(tmp_path: Path) -
         preflight.check_files(settings)
 
 
-def test_an_index_of_lucene_is_refused_with_the_command_that_builds_one(tmp_path: Path) -> None:
-    write_smallest_model(tmp_path)
-    (tmp_path / "bm25").mkdir()
-    (tmp_path / "bm25/segments_1").touch()
-    (tmp_path / "corpus.jsonl").write_text('{"id": "1", "contents": "x"}\n')
-    paths = [f"model.path={tmp_path / 'model'}", f"data.corpus={tmp_path}/corpus.jsonl"]
-    settings = load_settings(None, [*paths, f"retriever.index={tmp_path}/bm25"])
-    command = rf"forage index build {tmp_path}/bm25-forage --mode bm25 --corpus {tmp_path}/corpus\.jsonl"
-    with pytest.raises(UserError, match=rf"retriever\.index: .*{command}"):
-        preflight.check_files(settings, training=False)
-
-
 def test_trajectories_longer_than_a_micro_batch_are_refused_with_the_numbers(tmp_path: Path) -> None:
     write_smallest_model(tmp_path)
     corpus = tmp_path / "corpus.jsonl"
@@ -264,10 +253,20 @@ def test_what_services_check_is_left_to_them_where_they_are_not_installed(
         return tmp_path
 
     monkeypatch.setattr(stack, "repository", find_repository)
-    (tmp_path / "chat_template.jinja").write_text("{{ '<think>' }}")
-    settings = load_settings(None, [f"model.path={tmp_path}", "rollout.temperature=3"], {})
-    (sentence,) = preflight.check_sampling(settings)
-    assert "the rollout service is not installed here" in sentence
-    (line,) = preflight.find_template_problems(settings)
-    assert line.startswith("note ")
-    assert "the trainer is not installed here" in line
+    write_smallest_model(tmp_path)
+    (tmp_path / "corpus.jsonl").write_text('{"id": "1", "contents": "x"}\n')
+    paths = [f"model.path={tmp_path / 'model'}", f"data.corpus={tmp_path}/corpus.jsonl", "rollout.temperature=3"]
+    (sentence,) = preflight.check_settings(load_files(write_rows(tmp_path / "q.parquet"), None, *paths))
+    assert sentence.startswith("warning: what reward, retriever, rollout, trainer check was not checked")
+
+
+def test_every_problem_is_said_at_once_a_line_each(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "q.parquet", ROW | {"data_source": "nq"})
+    paths = [f"model.path={tmp_path / 'none'}", f"data.corpus={tmp_path}/none.jsonl", "rollout.n=1"]
+    settings = load_files(file, None, *paths, "reward.routes={world_facts: {name: em}}", "rollout.top_k=5")
+    with pytest.raises(UserError) as error:
+        preflight.check_files(settings)
+    named = ("model.path ", "none.jsonl", "rollout.n must", "rollout.top_k = 5", "data source 'nq'")
+    lines = str(error.value).splitlines()
+    assert len(lines) == len(named)
+    assert all(name in line for name, line in zip(named, lines, strict=True))

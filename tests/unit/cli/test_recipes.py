@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from forage_cli.local.preflight import check_files
-from forage_runtime.errors import DataError
+from forage_runtime.errors import UserError
 from forage_runtime.settings import Settings, load_settings
 
 REPOSITORY = Path(__file__).parents[3]
@@ -28,9 +28,9 @@ def test_a_missing_file_of_a_recipe_is_named_in_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     settings = load_settings(recipe, environ={})
-    with pytest.raises(DataError) as error:
+    with pytest.raises(UserError) as error:
         check_files(settings)
-    assert f"{settings.model.path} does not exist" in str(error.value)
+    assert f"model.path {settings.model.path} does not exist" in str(error.value).splitlines()[0]
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=NAMES)

@@ -49,6 +49,12 @@ def test_countdown_problems_keep_target_and_numbers(tmp_path: Path) -> None:
     assert not truth.targets
 
 
+def test_the_plain_ground_truth_of_verl_is_one_target(tmp_path: Path) -> None:
+    row = build_question(0) | {"reward_model": {"style": "rule", "ground_truth": "72"}}
+    truth = read_questions([write(tmp_path / "a.parquet", [row])]).rows[0].ground_truth
+    assert list(truth.targets) == ["72"]
+
+
 def test_prompts_that_are_too_long_are_filtered_and_counted(tmp_path: Path) -> None:
     rows = [
         build_question(i) | {"prompt": [{"role": "user", "content": "x" * length}]}

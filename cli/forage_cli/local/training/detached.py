@@ -48,7 +48,7 @@ def start_detached(settings: Settings, arguments: Sequence[str]) -> int:
             raise
         if process.returncode:
             _remove_empty(file)
-            raise UserError(_read_last_line(log, begin) or f"the training ended with exit code {process.returncode}")
+            raise UserError(_read_error(log, begin) or f"the training ended with exit code {process.returncode}")
     return process.pid
 
 
@@ -71,7 +71,9 @@ def _remove_empty(file: Path) -> None:
             folder.rmdir()
 
 
-def _read_last_line(log: BinaryIO, begin: int) -> str:
+def _read_error(log: BinaryIO, begin: int) -> str:
+    """The sentence with which the training ended, or one for each problem; else its last line."""
     log.seek(begin)
     lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1].removeprefix("forage: ") if lines else ""
+    sentences = [line.removeprefix("forage: ") for line in lines if line.startswith("forage: ")]
+    return "\n".join(sentences or lines[-1:])

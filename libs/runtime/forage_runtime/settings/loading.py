@@ -18,6 +18,7 @@ from forage_runtime.errors import SettingsError
 from forage_runtime.settings.tree import Settings
 from forage_runtime.text.redaction import redact_text
 from forage_runtime.text.yaml_core import CoreLoader, TextLoader
+from forage_runtime.verl_keys import find_counterpart, list_leaves
 
 _MOST_VALUES, _MOST_DEPTH, _MOST_ERRORS = 100_000, 100, 20
 
@@ -53,6 +54,9 @@ def load_settings(
     texts: dict[str, Any] = {}
     if file is not None:
         tree, texts = _read_file(file)
+        targets = {path: _find_path(path, value) for path, value in list_leaves(tree)}
+        if any(path != target for path, target in targets.items()):
+            tree, texts = _move(tree, targets), _move(texts, targets)
     for name, value in sorted((os.environ if environ is None else environ).items()):
         if name.startswith(ENV_PREFIX):
             _set_both(tree, texts, name.removeprefix(ENV_PREFIX).lower().split("__"), value, name)
@@ -119,8 +123,38 @@ def _set_both(tree: dict[str, Any], texts: dict[str, Any], path: list[str], text
         value, own = parse_yaml(text), parse_yaml(text, TextLoader)
     except yaml.YAMLError:
         value = own = text
-    _set_value(tree, path, value, source)
-    _set_value(texts, path, own, source)
+    if target := _find_path(tuple(path), value):
+        _set_value(tree, target, value, source)
+        _set_value(texts, target, own, source)
+
+
+def _find_path(path: tuple[str, ...], value: Any) -> tuple[str, ...]:
+    """Where a value goes: that of verl's key to our setting; nowhere if Forage always does what it asks for."""
+    row = None if _is_setting(path) else find_counterpart(".".join(map(str, path)))
+    if row is not None and row.is_fixed_at(value):
+        return ()
+    return tuple(row.ours.split(".")) if row is not None and row.is_same else path
+
+
+def _is_setting(path: Sequence[str]) -> bool:
+    """Whether a path may name a setting, or something within one."""
+    return all(part in known for place, part in enumerate(path) if (known := _list_keys(path[:place])))
+
+
+def _move(tree: dict[str, Any], targets: Mapping[tuple[str, ...], tuple[str, ...]]) -> dict[str, Any]:
+    """A file's values where they go.
+
+    Raises:
+        SettingsError: one is given under both names.
+    """
+    moved: dict[str, Any] = {}
+    for path, value in sorted(list_leaves(tree), key=lambda leaf: targets[leaf[0]] != leaf[0]):
+        target, key = targets[path], ".".join(map(str, path))
+        if target != path and target and target[-1] in (_descend(moved, target[:-1]) or ()):
+            raise SettingsError(f"setting '{key}' is '{'.'.join(target)}' here, which is given as well: leave one out")
+        if target:
+            _set_value(moved, target, value, key)
+    return moved
 
 
 def _take_texts(tree: dict[str, Any], texts: Mapping[str, Any], error: ValidationError) -> bool:
@@ -176,7 +210,7 @@ def parse_yaml(content: str | bytes, loader: type[CoreLoader] = CoreLoader) -> A
         raise yaml.YAMLError(f"a date, number or tag that there is not ({error})") from None
 
 
-def _set_value(tree: dict[str, Any], path: list[str], value: Any, source: str) -> None:
+def _set_value(tree: dict[str, Any], path: Sequence[str], value: Any, source: str) -> None:
     node = tree
     for key in path[:-1]:
         child = node.setdefault(key, {})
@@ -200,6 +234,9 @@ def _describe_one(error: ErrorDetails) -> str:
     if error["type"] == "extra_forbidden":
         if name in RENAMED:
             return f"setting '{name}' is now '{RENAMED[name]}': use the new name"
+        keys = (".".join(map(str, leaf)) for leaf, _ in list_leaves({name: error["input"]}))
+        if theirs := [row.explain(key) for key in keys if (row := find_counterpart(key))]:
+            return "\n".join(theirs)
         known = _list_keys(path[:-1])
         near = difflib.get_close_matches(path[-1], known, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"known here: {', '.join(known)}"

@@ -10,7 +10,7 @@ from forage_retriever.encoders import conventions, model_folder
 from forage_retriever.encoders.conventions import Convention
 from forage_retriever.encoders.encoder import Encoder
 from forage_runtime.errors import SettingsError, UserError
-from forage_runtime.settings import EncoderPrecision, RetrieverSettings
+from forage_runtime.settings import EncoderPrecision, EncoderSettings, RetrieverSettings
 from forage_runtime.telemetry.logs import get_logger
 
 BUNDLED = "minilm"
@@ -31,14 +31,7 @@ def create_encoder(settings: RetrieverSettings, building: bool = False) -> Encod
         from forage_retriever.encoders.remote_encoder import RemoteEncoder
 
         return RemoteEncoder(chosen.url, chosen.convention)
-    folder = model_folder.locate_bundled() if chosen.model == BUNDLED else Path(chosen.model)
-    if chosen.convention != conventions.AUTO:
-        convention = conventions.find_convention(chosen.convention)
-    elif chosen.model == BUNDLED:
-        convention = conventions.find_convention(BUNDLED)
-    else:
-        convention = conventions.infer_from_folder(folder)
-    convention = replace(convention, max_tokens=model_folder.limit_max_tokens(folder, convention.max_tokens))
+    folder, convention = _find_folder(chosen)
     if (encoder := _open_on_gpu(settings, folder, convention)) is not None:
         return encoder
     threads = count_threads(settings)
@@ -58,6 +51,34 @@ def create_encoder(settings: RetrieverSettings, building: bool = False) -> Encod
 
         torch.set_num_threads(threads)  # it would take the machine's CPUs, whatever the container's limit
         return TorchEncoder(chosen.model, folder, convention)
+
+
+def find_dimension(chosen: EncoderSettings) -> int | None:
+    """The size of an encoder's vectors, by its folder alone; None: an endpoint, or a folder that does not say it.
+
+    Raises:
+        UserError: the convention or the folder is at fault.
+    """
+    if chosen.url:
+        if chosen.convention != conventions.AUTO:
+            conventions.find_convention(chosen.convention)
+        return None
+    folder, _ = _find_folder(chosen)
+    model_folder.list_files(folder)
+    size = model_folder.read_config(folder).get("hidden_size")
+    return size if isinstance(size, int) else None
+
+
+def _find_folder(chosen: EncoderSettings) -> tuple[Path, Convention]:
+    """The folder of an encoder, and how texts enter it; raises as `create_encoder`."""
+    folder = model_folder.locate_bundled() if chosen.model == BUNDLED else Path(chosen.model)
+    if chosen.convention != conventions.AUTO:
+        convention = conventions.find_convention(chosen.convention)
+    elif chosen.model == BUNDLED:
+        convention = conventions.find_convention(BUNDLED)
+    else:
+        convention = conventions.infer_from_folder(folder)
+    return folder, replace(convention, max_tokens=model_folder.limit_max_tokens(folder, convention.max_tokens))
 
 
 def _open_on_gpu(settings: RetrieverSettings, folder: Path, convention: Convention) -> Encoder | None:

@@ -69,11 +69,11 @@ def load_index(corpus_file: Path, settings: RetrieverSettings, report_wait: Call
     return _open_index(folder, description, settings, encoder)
 
 
-def _check_index(folder: Path, settings: RetrieverSettings, report_wait: Callable[[str], None]) -> Manifest:
-    """The manifest of a folder that is undamaged and has what the settings ask for.
+def read_fitting_manifest(folder: Path, settings: RetrieverSettings) -> Manifest:
+    """The manifest of a folder that has what the settings ask for, its files unread.
 
     Raises:
-        UserError: it is damaged, lacks a mode or a filter field, or does not fit into memory.
+        UserError: it is none, lacks a mode or a filter field, or does not fit into memory.
     """
     description = manifest.read_manifest(folder)
     if settings.mode not in description.modes:
@@ -89,6 +89,16 @@ def _check_index(folder: Path, settings: RetrieverSettings, report_wait: Callabl
     _check_recipes(folder, description, settings.mode)
     if description.dense is not None and description.encoder is not None and settings.mode is not RetrievalMode.BM25:
         space.check_load_memory(description.dense.factory, description.encoder.dimension, description.passages)
+    return description
+
+
+def _check_index(folder: Path, settings: RetrieverSettings, report_wait: Callable[[str], None]) -> Manifest:
+    """The manifest of such a folder that is undamaged.
+
+    Raises:
+        UserError: as `read_fitting_manifest`, or a file is damaged.
+    """
+    description = read_fitting_manifest(folder, settings)
     report_wait(f"checking the files of index {folder}")
     if unchecked := manifest.check_files(folder, description):
         get_logger().info("index_partly_checked", sizes_only=unchecked, remedy=f"forage index verify {folder}")

@@ -18,7 +18,7 @@ from forage_retriever.encoders.factory import choose_cpu_precision
 from forage_retriever.encoders.tei import CALL_S, MAX_BATCH, TeiClient
 from forage_retriever.hits import Filters, Hit, Searcher
 from forage_runtime.errors import SettingsError, UnavailableError
-from forage_runtime.settings import EncoderPrecision, RetrieverSettings
+from forage_runtime.settings import EncoderPrecision, RerankSettings, RetrieverSettings
 from forage_runtime.telemetry.logs import get_logger
 
 MAX_TOKENS = 512
@@ -83,16 +83,26 @@ class RemoteReranker:
         return np.concatenate([self._tei.rerank(query, batch) for batch in batches])
 
 
+def check_reranker(chosen: RerankSettings) -> None:
+    """Check that a reranker is named once, and that its folder has the files.
+
+    Raises:
+        UserError: it is not, or has not.
+    """
+    if chosen.url and chosen.model:
+        raise SettingsError("retriever.rerank has both a model and a url: give one of them")
+    if chosen.model:
+        model_folder.list_files(Path(chosen.model))
+
+
 def load_reranker(settings: RetrieverSettings) -> Reranker | None:
     """The reranker of `settings.rerank`; None where it names none.
 
     Raises:
-        SettingsError: it names two.
-        UserError: the model's folder is at fault.
+        UserError: as `check_reranker`, or the model's folder is at fault.
     """
     chosen = settings.rerank
-    if chosen.url and chosen.model:
-        raise SettingsError("retriever.rerank has both a model and a url: give one of them")
+    check_reranker(chosen)
     if chosen.url:
         return RemoteReranker(chosen.url)
     if chosen.model:

@@ -12,14 +12,15 @@ from collections.abc import Iterator
 
 import uvicorn
 
+from forage_retriever.checks import list_checks
 from forage_retriever.serve.batcher import SEARCH_THREAD
 from forage_retriever.serve.grpc_api import GrpcServer
 from forage_retriever.serve.http_api import WIRE, make_app
 from forage_retriever.serve.retrieval import ANSWER_LIMIT_S, Retrieval
 from forage_retriever.serve.swap import INDEX_THREAD, IndexSwap
 from forage_runtime.addresses import listen
+from forage_runtime.problems import require_all
 from forage_runtime.security.http.server import make_protocol
-from forage_runtime.security.tls import check_server
 from forage_runtime.security.tokens import open_token_file
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry import tracing
@@ -37,7 +38,7 @@ def serve(settings: Settings) -> None:
     Raises:
         UserError: the corpus, the settings or the machine are at fault, or a port is in use.
     """
-    check_server(settings.tls, "retriever")
+    require_all(list_checks(settings))
     asyncio.run(_serve(settings))
     if any(thread.name in (INDEX_THREAD, SEARCH_THREAD) and thread.is_alive() for thread in threading.enumerate()):
         # All requests are drained, but a build or a search still runs in FAISS or ONNX Runtime, which abort when the

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import signal
 
+from forage_reward.checks import list_checks
 from forage_reward.serve.server import DRAIN_S, Server
 from forage_reward.serve.workers import WorkerPool
+from forage_runtime.problems import require_all
 from forage_runtime.security.health_gate import HealthGate
-from forage_runtime.security.tls import check_server
 from forage_runtime.settings import Settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health, serve_health
@@ -22,7 +23,7 @@ def serve(settings: Settings) -> None:
     Raises:
         UserError: a route, a user reward, a certificate or a token is invalid, or a port is in use.
     """
-    check_server(settings.tls, "reward service")
+    require_all(list_checks(settings))
     gate = HealthGate(settings.tls, "reward")
     stop = Stop()
     stop.install_handler(signal.SIGTERM, signal.SIGINT)

@@ -152,7 +152,6 @@ class Server:
         self._user = UserRewards(reward.user, REWARDS, settings.security.user_code)
         try:
             router = RewardRouter(reward.routes, self._user.rewards)
-            RewardRouter(reward.shadow, self._user.rewards, "reward.shadow")  # so that a wrong shadow route is an error
             self._peers = PeerWorkers(address) if address else None
             self._scoring = ScoringQueue(router, ShadowScorer(settings), reward, self._peers)
         except BaseException:

@@ -1,13 +1,9 @@
-"""Whether vLLM takes what the settings sample with: asked of vLLM, before a model is built.
-
-`python -m forage_rollout.engine.sampling_check [--config FILE] [key=value …]` asks it for `forage config check`.
-"""
+"""Whether vLLM takes what the settings sample with: asked of vLLM, before a model is built."""
 
 from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -19,8 +15,8 @@ from forage_rollout.core.arguments import build_environment
 from forage_rollout.engine.sampling_parameters import RefusedSamplingError, build_parameters, make_parameters
 from forage_rollout.engine.stops import StopTexts
 from forage_rollout.loop.generation import build_request
-from forage_runtime.errors import SettingsError, UserError
-from forage_runtime.settings import Settings, settings_from_arguments
+from forage_runtime.errors import SettingsError
+from forage_runtime.settings import Settings
 
 _SAMPLED = {
     "temperature": "rollout.temperature",
@@ -66,16 +62,6 @@ def check_before_start(settings: Settings) -> None:
             process.submit(_check_apart, settings).result()
 
 
-def main() -> None:
-    try:
-        settings = settings_from_arguments(sys.argv[1:])
-        if not _is_known(settings):
-            _check_apart(settings)
-    except UserError as error:
-        sys.stderr.write(f"{error}\n")
-        raise SystemExit(error.exit_code) from None
-
-
 def _is_known(settings: Settings) -> bool:
     """Whether vLLM, which takes many seconds to import, need not be asked: it takes Forage's defaults, says a test."""
     defaults = Settings()
@@ -107,7 +93,3 @@ def _check_apart(settings: Settings) -> None:
     logging.disable()  # what vLLM logs when it is imported would be read as its answer
     os.environ.update(build_environment(settings.rollout.engine))
     check_sampling(settings)
-
-
-if __name__ == "__main__":
-    main()

@@ -13,25 +13,19 @@ import uvicorn
 from prometheus_client import REGISTRY
 
 from forage_queue.streams.client import StreamClient
-from forage_rollout import environments
-from forage_rollout.core import arguments
+from forage_rollout.checks import list_checks
 from forage_rollout.deployments.cluster import LOST_AFTER_S, Cluster, open_cluster
 from forage_rollout.deployments.readiness import watch_services
-from forage_rollout.engine import sampling_check
 from forage_rollout.engine.endpoint_engine import check_endpoint
 from forage_rollout.loop.tokens import FileTokenizer
-from forage_rollout.loop.trajectory_builder import Limits
 from forage_rollout.serve.backend import ServeBackend, ServiceState
 from forage_rollout.serve.grpc_api import RolloutApi, make_server
 from forage_rollout.serve.http_api import WIRE, make_app
 from forage_runtime.addresses import listen
-from forage_runtime.clients.retriever import RetrieverClient
 from forage_runtime.errors import UnavailableError
-from forage_runtime.files.model_folder import check_model_folder
+from forage_runtime.problems import require_all
 from forage_runtime.security.health_gate import HealthGate
 from forage_runtime.security.http.server import make_protocol
-from forage_runtime.security.signatures import RunSignatures
-from forage_runtime.security.tls import check_server
 from forage_runtime.security.tokens import TokenFile
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry import tracing
@@ -55,17 +49,10 @@ def main(settings: Settings) -> None:
         UserError: the model folder is incomplete, a limit does not fit, an environment cannot be loaded, vLLM has no
             such argument or does not sample so, a file of tokens or keys is wrong, or a port is in use.
     """
-    check_server(settings.tls, "rollout service")
-    check_model_folder(settings.model.path, weights=not settings.rollout.engine.endpoint)
-    tokenizer = FileTokenizer(settings.model.path)
-    Limits.from_settings(settings.rollout, tokenizer)
-    environments.load_environments(settings, RetrieverClient.from_settings(settings)).kill()
+    require_all(list_checks(settings))
     asyncio.run(check_endpoint(settings))
-    arguments.check_before_start(settings.rollout.engine)
-    sampling_check.check_before_start(settings)
-    RunSignatures.verifying(settings.security, settings.run.id)  # a wrong key file is said now, not by each engine
     token = None if settings.rollout.auth_token_file is None else TokenFile(settings.rollout.auth_token_file)
-    asyncio.run(_serve(settings, token, tokenizer.vocabulary_size))
+    asyncio.run(_serve(settings, token, FileTokenizer(settings.model.path).vocabulary_size))
 
 
 class _HttpServer(uvicorn.Server):  # type: ignore[misc]

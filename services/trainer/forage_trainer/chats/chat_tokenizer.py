@@ -36,7 +36,10 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 class ChatTokenizer:
-    """The policy's tokenizer with its chat template."""
+    """The policy's tokenizer with its chat template.
+
+    facts: what of the template matters to a run of these settings.
+    """
 
     def __init__(self, settings: Settings) -> None:
         """Load it from `model.path`; its template gets the variables and the date of `data`.
@@ -48,7 +51,8 @@ class ChatTokenizer:
         self._tokenizer = load_tokenizer(settings.model.path)
         self._controls = [token.content for token in self._tokenizer.added_tokens_decoder.values() if token.special]
         self._template = ChatTemplate(self._tokenizer)
-        for fact in list_matters(self._template, settings):
+        self.facts = list_matters(self._template, settings)
+        for fact in self.facts:
             write = get_logger().warning if fact.level is Level.WARNING else get_logger().info
             write("chat_template", topic=fact.topic, detail=fact.describe())
 

@@ -67,15 +67,13 @@ class Tracker:
     def __init__(self, settings: Settings) -> None:
         """
         Raises:
-            UserError: a backend is not installed, or does not start.
+            UserError: a backend does not start.
         """
         self._backends = tuple(dict.fromkeys(settings.trainer.logger))
         self._tracking: Any = None
         self._last_step_file = settings.run.folder / "tracked"
         if not self._backends:
             return
-        for backend in self._backends:
-            require_backend(backend)
         folder = settings.run.folder
         # Defaults where the user's environment has none: files lie in the run's folder, MLflow's database beside it.
         os.environ.setdefault("TENSORBOARD_DIR", str(folder / "tensorboard"))
