@@ -20,6 +20,7 @@ _ENVIRONMENT = {
     "GRPC_ENABLE_FORK_SUPPORT": "0",
     "RAY_AUTH_MODE": "token",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # despite its name, this binds Ray's sockets to loopback
+    "RAY_DEDUP_LOGS": "0",  # Ray would hold back a line of one worker that is like another one's, and count the next
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_BACKEND_LOG_LEVEL": "error",
     "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # it would abort the main process on SIGTERM
