@@ -161,6 +161,18 @@ def test_more_effort_finds_more(built: Built, factory: str, effort: Effort, more
     assert little < 0.98 < 0.99 <= much
 
 
+@pytest.mark.parametrize("factory", ["RaBitQ8", "RR64,RaBitQ8", "SQ8", "Flat"])
+def test_a_filter_changes_no_score(built: Built, factory: str) -> None:
+    """Few rows that pass are scored one by one, by vectors that the index must give back as it searches them."""
+    index, mask = built(factory), np.zeros(COUNT, bool)
+    assert not index.stores_vectors
+    scores, rows = index.search(QUERIES, 5)
+    mask[rows] = True
+    filtered, same = index.search(QUERIES, 5, mask)
+    assert (same == rows).mean() > 0.9
+    np.testing.assert_allclose(filtered, scores, atol=1e-3)
+
+
 def test_no_more_passages_are_found_than_there_are(tmp_path: Path) -> None:
     index = VectorIndex(write_vector_index(tmp_path, "Flat", PASSAGES[:4]), RetrieverSettings())
     assert [sorted(rows) for rows in index.search(QUERIES[:2], 100)[1].tolist()] == [[0, 1, 2, 3]] * 2

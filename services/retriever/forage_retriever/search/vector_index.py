@@ -327,7 +327,11 @@ def _create_flat_scan(index: Any, threads: int) -> FlatScan | None:
 
 
 def _can_reconstruct(index: Any) -> bool:
-    if not index.ntotal:
+    """Whether the index gives the vectors back by which it searches."""
+    # FAISS 1.15 gives back the first bit of each dimension of RaBitQ2 to 8 (findings/faiss-rabitq-reconstruct.sh).
+    is_refined = isinstance(faiss.downcast_index(index), faiss.IndexRefine)  # by vectors of its own
+    has_bits = isinstance(faiss_build.unwrap_index(index), faiss.IndexRaBitQ | faiss.IndexRaBitQFastScan)
+    if not index.ntotal or (has_bits and not is_refined):
         return False
     try:
         index.reconstruct_batch(np.zeros(1, np.int64))
