@@ -128,7 +128,7 @@ def test_a_damaged_index_of_the_cache_is_built_again(
     assert search_ids(again, "Quito", "dense") == search_ids(first, "Quito", "dense")
     manifest.check_files(folder, manifest.read_manifest(folder))
     assert [path.name for path in settings.cache_dir.iterdir()] == [folder.name], "what was damaged is gone"
-    assert "damaged_index_built_again" in capsys.readouterr().out
+    assert "damaged_index_built_again" in capsys.readouterr().err
 
 
 def test_a_damaged_index_folder_of_the_settings_is_refused_and_kept(

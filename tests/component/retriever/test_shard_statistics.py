@@ -194,7 +194,7 @@ def test_shards_without_statistics_are_served_with_a_warning(
             manifest.write_manifest(shard, known.model_copy(update={"files": files}))
 
     old = build("old", SHARDS, change=forget)
-    assert capsys.readouterr().out.count("shard_scores_by_itself") == SHARDS
+    assert capsys.readouterr().err.count("shard_scores_by_itself") == SHARDS
     scores = [one.searchers["bm25"].search([WORDS[-1]], 1)[0][0].score for one in (whole, parts[0], old[0])]
     assert scores[0] == pytest.approx(scores[1], rel=1e-5)
     assert scores[2] != pytest.approx(scores[0], rel=1e-2)

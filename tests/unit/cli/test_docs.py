@@ -31,11 +31,11 @@ FORWARDED = ("index", "reward", "serve", "trainer")
 OTHER_NAMES = (
     *(f"docs/operate/{name}.md" for name in ("backup", "compose", "gpu-kubernetes", "images", "kubernetes")),
     *(f"docs/operate/{name}.md" for name in ("multi-node", "redis", "upgrade")),
-    "docs/runbooks/",
+    *("docs/runbooks/", "docs/guide/migrate-from-"),
     "docs/guide/trace.md",
     "CHANGELOG.md",
 )
-"""Pages with other names in the form of settings: chart values such as `rollout.mode`, spans, former settings."""
+"""Pages with other names in the form of settings: chart values (`rollout.mode`), spans, old settings, keys of verl."""
 
 
 def parametrize_pages(pages: Iterable[Path] = PAGES) -> pytest.MarkDecorator:
