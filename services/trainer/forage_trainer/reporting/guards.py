@@ -17,20 +17,6 @@ WINDOW = 20
 """Steps of history of the gradient norm and the reward, of which half must be there: a median forgives single spikes of
 so many, and a mean of rewards moves by less than its threshold from batch to batch."""
 
-_SEARCHES = "search_rate"
-_MISMATCH = "logprob_diff_mean"
-_RISES = {
-    "entropy": ("the entropy", 0.5),
-    "repetition_rate": ("the share of repeated 8-grams", 0.1),
-    "broken_tag_rate": ("the share of trajectories with broken tags", 0.15),
-    "foreign_letter_rate": ("the share of letters in foreign scripts", 0.05),
-    "max_searches_rate": ("the share of trajectories with all searches that rollout.max_turns allows", 0.3),
-}
-"""Signs of a collapse: metric → words for it, and the most that its level may rise above its lowest one."""
-_FEWEST_SEARCHES = 0.7
-"""Of its highest level, the share that the level of `search_rate` must have."""
-_DRIFT, _DRIFT_FACTOR = 0.03, 2.0
-"""Nats by which trainer and engine may differ, and of the lowest level so far: healthy runs differ by about 0.01."""
 _ORDER = ("rollback", "stop", "warn")
 TRIPS = Counter("forage_trainer_guard_trips_total", "Steps that tripped a guard", ["guard", "action"])
 
@@ -80,6 +66,43 @@ class Trend:
         self._best = state["best"]
 
 
+@dataclass(frozen=True)
+class _Sign:
+    """How a metric tells of a collapse.
+
+    Attributes:
+        words: what has happened, before "from … to …".
+        is_bad: takes level and best level, as of `Trend.add`.
+        choose: as of `Trend`.
+    """
+
+    words: str
+    is_bad: Callable[[float, float], bool]
+    choose: Callable[[float, float], float] = min
+
+
+def _rise(words: str, most: float) -> _Sign:
+    """A level that rises by more than `most` above its lowest one."""
+    return _Sign(f"{words} rose", lambda level, lowest: level - lowest > most)
+
+
+_SIGNS = {
+    "entropy": _rise("the entropy", 0.5),
+    "repetition_rate": _rise("the share of repeated 8-grams", 0.1),
+    "broken_tag_rate": _rise("the share of trajectories with broken tags", 0.15),
+    "foreign_letter_rate": _rise("the share of letters in foreign scripts", 0.05),
+    "max_searches_rate": _rise("the share of trajectories with all searches that rollout.max_turns allows", 0.3),
+    # Healthy runs differ by about 0.01 nats; some models by more from the first step on.
+    "logprob_diff_mean": _Sign(
+        "log-probabilities of trainer and engine drift apart,", lambda level, lowest: level > max(0.03, 2.0 * lowest)
+    ),
+    "search_rate": _Sign(
+        "the share of trajectories that search fell", lambda level, highest: level < 0.7 * highest, max
+    ),
+}
+"""Signs of a collapse, by metric."""
+
+
 class Guards:
     """Checks the metrics of every step, and keeps those of the last `window` steps.
 
@@ -95,8 +118,7 @@ class Guards:
         self._norms: deque[float] = deque(maxlen=window)
         self._rewards: deque[float] = deque(maxlen=window)
         self._highest: float | None = None
-        self._trends = {name: Trend(window) for name in (*_RISES, _MISMATCH)}
-        self._trends[_SEARCHES] = Trend(window, max)
+        self._trends = {name: Trend(window, sign.choose) for name, sign in _SIGNS.items()}
 
     def check(self, metrics: Mapping[str, Any], groups: int) -> list[Trip]:
         """Return the guards that a step trips, the one to act on first; each is counted.
@@ -177,20 +199,12 @@ class Guards:
         )
 
     def _find_signs(self, metrics: Mapping[str, Any]) -> Iterator[str]:
-        for name, trend in self._trends.items():
+        for name, sign in _SIGNS.items():
             value = _finite_value(metrics, name)
-            levels = None if value is None else trend.add(value)
-            if levels is None:
-                continue
-            level, best = levels
-            if name == _SEARCHES:
-                if level < _FEWEST_SEARCHES * best:
-                    yield f"the share of trajectories that search fell from {best:.4g} to {level:.4g}"
-            elif name == _MISMATCH:
-                if level > max(_DRIFT, _DRIFT_FACTOR * best):
-                    yield f"log-probabilities of trainer and engine drift apart, from {best:.4g} to {level:.4g}"
-            elif level - best > _RISES[name][1]:
-                yield f"{_RISES[name][0]} rose from {best:.4g} to {level:.4g}"
+            levels = None if value is None else self._trends[name].add(value)
+            if levels is not None and sign.is_bad(*levels):
+                level, best = levels
+                yield f"{sign.words} from {best:.4g} to {level:.4g}"
 
     def _has_history(self, history: deque[float]) -> bool:
         return 2 * len(history) >= self._window
