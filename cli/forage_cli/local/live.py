@@ -18,10 +18,10 @@ from forage_records.run_folder import Row, RunFolder, estimate_time_left
 
 _SPARK = "▁▂▃▄▅▆▇█"
 _SHOWN_STEPS = 8
-_GOOD = (("ready", "done"), "●", "green")
-_WAITING = (("starting", "not ready", "slow"), "○", "yellow")
-_BAD = ((), "✗", "red")
-"""States of a service, the mark and the colour of its line: without colours the mark says the same."""
+_GOOD, _WAITING, _BAD = ("●", "green"), ("○", "yellow"), ("✗", "red")
+"""Mark and colour of a service's line: without colours the mark says the same."""
+_MARKS = {"ready": _GOOD, "done": _GOOD, "starting": _WAITING, "not ready": _WAITING, "slow": _WAITING}
+"""By state; any other one is bad."""
 
 COLUMNS = {
     "step": ("step", "{:.0f}"),
@@ -115,7 +115,7 @@ class LiveView:
 
 def _render_status(program: Program, status: ServiceStatus) -> Text:
     """The state of a service, what it waits for, since when, and its restarts."""
-    _, mark, style = next((one for one in (_GOOD, _WAITING) if status.state in one[0]), _BAD)
+    mark, style = _MARKS.get(status.state, _BAD)
     state = " ".join(f"{status.state}: {status.detail}".split()) if status.detail else status.state
     parts = [state, f"for {format_duration(time.monotonic() - status.since)}"]
     if status.restarts:

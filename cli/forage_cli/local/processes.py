@@ -82,6 +82,18 @@ class _Running:
     full_since: float | None = None
     done: bool = False
 
+    def count_deaths(self, code: int, lived_s: float) -> str:
+        """Count a death; how often the service died, if that is too often to start it again, else nothing."""
+        now = time.monotonic()
+        self.quick_deaths = self.quick_deaths + 1 if lived_s < _HEALTHY_AFTER_S else 0
+        if code > 0:
+            self.failed_at.append(now)
+        if self.quick_deaths >= _QUICK_DEATHS:
+            return f"{self.quick_deaths} times in a row"
+        if len(self.failed_at) == _FAILURES and now - self.failed_at[0] < _WINDOW_S:
+            return f"{_FAILURES} times in {(now - self.failed_at[0]) / 60:.0f} minutes"
+        return ""
+
 
 class Supervisor:
     """Keeps services running; call `tick` about every half second. Not thread-safe."""
@@ -207,8 +219,7 @@ class Supervisor:
         if self._waits_for_disk(running):
             return
         why = describe_death(service.log, code)
-        running.quick_deaths = running.quick_deaths + 1 if lived < _HEALTHY_AFTER_S else 0
-        if times := _count_deaths(running, code):
+        if times := running.count_deaths(code, lived):
             reason = f"{why}: the {service.name} died {times}; see {service.log}"
             if not service.optional:
                 self._on_failure(service.name, reason)
@@ -371,40 +382,26 @@ def read_sentences(log: Path) -> str:
     return text.partition(": ")[2] if text.startswith("forage ") else text
 
 
-def read_failure(log: Path) -> str:
-    """Read the error that a service logged as its last line before it died, in one line; empty without one."""
-    try:
-        event = json.loads(_read_lines(log)[-1])
-        return str(event["reason"]) if event["event"] == SERVICE_FAILED else ""
-    except (ValueError, KeyError, TypeError, IndexError):
-        return ""
-
-
-def _read_lines(log: Path) -> list[str]:
-    return [line for line in log.read_bytes().decode(errors="replace").splitlines() if line.strip()]
-
-
 def describe_death(log: Path, code: int) -> str:
     """Describe why a service died, in one line: the error that it logged, a signal, or the end of its log."""
     if code < 0:
         hint = ": is there too little memory?" if -code == signal.SIGKILL else ""
         return f"killed by {signal.Signals(-code).name}{hint}"
-    if failure := read_failure(log):
-        return failure
     last = (_read_lines(log) or ["none"])[-1]
-    return f"exit code {code}, last line: {last[:_LINE_LENGTH]}"
+    return _find_failure(last) or f"exit code {code}, last line: {last[:_LINE_LENGTH]}"
 
 
-def _count_deaths(running: _Running, code: int) -> str:
-    """Note a death; how often the service died, if it is too often to start it again, else nothing."""
-    now = time.monotonic()
-    if code > 0:
-        running.failed_at.append(now)
-    if running.quick_deaths >= _QUICK_DEATHS:
-        return f"{running.quick_deaths} times in a row"
-    if len(running.failed_at) == _FAILURES and now - running.failed_at[0] < _WINDOW_S:
-        return f"{_FAILURES} times in {(now - running.failed_at[0]) / 60:.0f} minutes"
-    return ""
+def _find_failure(line: str) -> str:
+    """The error of a line with which a service logs that it dies; empty if it is another line."""
+    try:
+        event = json.loads(line)
+        return str(event["reason"]) if event["event"] == SERVICE_FAILED else ""
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _read_lines(log: Path) -> list[str]:
+    return [line for line in log.read_bytes().decode(errors="replace").splitlines() if line.strip()]
 
 
 def end_with_parent() -> None:
