@@ -92,8 +92,8 @@ def find_answers(
 
 def holds_answer(question: Question, passages: Iterable[str]) -> bool:
     """Whether one of the passages holds an accepted answer."""
-    answers = list_answers(question)
-    return any(_holds(normalize_answer(passage), answer) for passage in passages for answer in answers)
+    answers, texts = list_answers(question), map(normalize_answer, passages)
+    return any(_holds(text, answer) for text in texts for answer in answers)
 
 
 def _holds(text: str, answer: str) -> bool:

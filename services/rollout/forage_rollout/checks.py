@@ -15,7 +15,7 @@ from forage_rollout.loop.trajectory_builder import Limits
 from forage_runtime.clients.retriever import RetrieverClient
 from forage_runtime.errors import SettingsError
 from forage_runtime.files.model_folder import check_model_folder
-from forage_runtime.problems import Check, find_problems, list_common_checks, run_checks
+from forage_runtime.problems import Check, list_common_checks, run_checks
 from forage_runtime.security.signatures import RunSignatures
 from forage_runtime.settings import Settings
 
@@ -24,16 +24,19 @@ def list_checks(settings: Settings) -> Iterator[Check]:
     """List the checks of the settings and of the files that they name; no other server is called."""
     rollout = settings.rollout
     yield from list_common_checks(settings, "rollout service", "rollout", "retriever", "reward")
-    check_model = partial(check_model_folder, settings.model.path, weights=not rollout.engine.endpoint)
-    yield check_model
-    if not find_problems([check_model]):
-        yield lambda: Limits.from_settings(rollout, FileTokenizer(settings.model.path))
+    yield partial(_check_model, settings)
     yield partial(_check_context, settings)
     yield from (partial(_check_environment, settings, source) for source in rollout.environments)
     yield lambda: arguments.check_before_start(rollout.engine)
     yield lambda: sampling_check.check_before_start(settings)
     yield lambda: count_gpus(rollout)
     yield lambda: RunSignatures.verifying(settings.security, settings.run.id)
+
+
+def _check_model(settings: Settings) -> None:
+    """Its folder, and then the limits, which its tokenizer measures."""
+    check_model_folder(settings.model.path, weights=not settings.rollout.engine.endpoint)
+    Limits.from_settings(settings.rollout, FileTokenizer(settings.model.path))
 
 
 def _check_context(settings: Settings) -> None:
