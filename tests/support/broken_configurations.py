@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import pytest
+
 from forage_runtime.problems import Check, find_problems
 from forage_runtime.settings import Settings, load_settings
 
@@ -92,6 +94,20 @@ BROKEN = {
         "trainer.engine.param_dtype=bf16": "trainer.engine.param_dtype=bf16 needs a GPU",
     },
 }
+
+
+each_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
+
+
+def each_mistake(part: str) -> pytest.MarkDecorator:
+    """Run a test for each mistake of a part of `BROKEN`."""
+    return pytest.mark.parametrize(("overrides", "sentence"), BROKEN[part].items())
+
+
+@pytest.fixture(autouse=True)
+def in_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recipes name their files from the checkout's folder."""
+    monkeypatch.chdir(REPOSITORY)
 
 
 def load(overrides: str, folder: Path, *more: str) -> Settings:

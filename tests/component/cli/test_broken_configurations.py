@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
-from broken_configurations import BROKEN, RECIPES, REPOSITORY, assert_named, load
+from broken_configurations import BROKEN, RECIPES, REPOSITORY, assert_named, each_mistake, each_recipe, load
 
 from forage_cli.datasets import countdown
 from forage_cli.datasets.public_questions import SPLITS, convert_collection
@@ -27,9 +27,6 @@ TOGETHER = (
 )
 QUESTIONS = 512
 """The largest batch of a recipe: with fewer questions it could not train."""
-
-
-NAMES = [recipe.stem for recipe in RECIPES]
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +51,14 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("overrides", "sentence"), BROKEN["settings"].items())
+@each_mistake("settings")
 def test_what_no_file_can_mend_is_named_first(overrides: str, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as error:
         load(overrides, tmp_path)
     assert_named(str(error.value).splitlines(), sentence)
 
 
-@pytest.mark.parametrize(("overrides", "sentence"), BROKEN["files"].items())
+@each_mistake("files")
 def test_a_mistake_in_files_or_between_settings_is_named_in_one_line(
     overrides: str, sentence: str, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,7 +86,7 @@ def test_there_are_forty() -> None:
     assert sum(map(len, BROKEN.values())) >= 40
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=NAMES)
+@each_recipe
 def test_a_recipe_passes_every_check_once_its_files_are_there(
     recipe: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

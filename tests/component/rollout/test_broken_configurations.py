@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-from broken_configurations import BROKEN, RECIPES, REPOSITORY, assert_named, check_recipe, load
+from broken_configurations import assert_named, check_recipe, each_mistake, each_recipe, in_checkout, load
 
 from forage_rollout.checks import list_checks
 from forage_runtime.problems import find_problems
 
-
-@pytest.fixture(autouse=True)
-def in_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(REPOSITORY)
+__all__ = ["in_checkout"]
 
 
-@pytest.mark.parametrize(("overrides", "sentence"), BROKEN["rollout"].items())
+@each_mistake("rollout")
 def test_a_mistake_is_named_in_one_line(overrides: str, sentence: str, tmp_path: Path) -> None:
     assert_named(find_problems(list_checks(load(overrides, tmp_path))), sentence)
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
+@each_recipe
 def test_every_recipe_passes(recipe: Path) -> None:
     assert check_recipe(recipe, list_checks) == []
