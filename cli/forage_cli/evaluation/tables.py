@@ -9,6 +9,7 @@ from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from forage_cli.evaluation.cards import Verdict, Verified
 from forage_cli.evaluation.compare import Comparison
 from forage_cli.evaluation.layouts import SEARCH_R1, LayoutRow
 from forage_cli.evaluation.methods import Method
@@ -77,6 +78,26 @@ def render_comparison(found: Comparison) -> RenderableType:
     if found.only_a or found.only_b:
         sides.append(Text(f"left out: {found.only_a} questions of A alone, {found.only_b} of B alone", "yellow"))
     return Group(*sides, means, outcomes)
+
+
+def render_verified(verified: Iterable[Verified]) -> RenderableType:
+    """Render the numbers of a card beside the same ones, computed again."""
+    table = make_table("policy", "method", "data source", "n", "card", "95 % interval", "again", "verdict", left=3)
+    for card, again, verdict in verified:
+        once, twice = card.em, again.em if again else None
+        style = {Verdict.SAME: "green", Verdict.AGREES: "green", Verdict.DISAGREES: "red"}[verdict]
+        failed = f", {again.failed_questions} failed" if again and again.failed_questions else ""
+        table.add_row(
+            card.policy,
+            Method(card.method).display_name,
+            card.data_source,
+            str(card.questions),
+            "–" if once is None else f"{once.mean:.3f}",
+            "–" if once is None else f"{once.low:.3f} … {once.high:.3f}",
+            "–" if twice is None else f"{twice.mean:.3f}",
+            Text(f"{verdict}{failed}", style),
+        )
+    return table
 
 
 def render_side_by_side(trajectories: Sequence[Trajectory | None], title: str, width: int) -> RenderableType:
