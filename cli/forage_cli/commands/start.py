@@ -34,14 +34,14 @@ def up(
     from forage_cli.local.console import add_console
     from forage_cli.local.gpus import build_stack
     from forage_cli.local.hardening import harden
+    from forage_cli.local.home import load_recipe
     from forage_cli.local.processes import interrupt_on_signals
     from forage_cli.local.stack import SERVING, TRAINING, Program, end_earlier_stack, shift_ports
     from forage_cli.local.training.run import POLL_INTERVAL_S, prepare_world
     from forage_cli.local.watch import Watch
-    from forage_runtime.settings import load_settings
 
     output = TextConsole()
-    settings = load_settings(config, [*shift_ports(base_port), *(overrides or [])])
+    settings = load_recipe(config, [*shift_ports(base_port), *(overrides or [])])
     programs: tuple[Program, ...] = TRAINING if train else SERVING
     prepare_world(settings, output)
     end_earlier_stack(settings)
@@ -108,8 +108,8 @@ def console(
       forage console --address 0.0.0.0:18650 --token-file token
     """
     from forage_cli.local.console import serve_console
+    from forage_cli.local.home import load_recipe
     from forage_runtime.errors import UserError
-    from forage_runtime.settings import load_settings
 
     if port and address:
         raise UserError("give one of --port and --address")
@@ -121,7 +121,7 @@ def console(
         overrides.append(f"console.http_address={json.dumps(address or f'127.0.0.1:{port}')}")
     if token_file is not None:
         overrides.append(f"console.auth_token_file={json.dumps(str(token_file))}")
-    settings = load_settings(config, overrides)
+    settings = load_recipe(config, overrides)
     raise typer.Exit(serve_console(settings, TextConsole(soft_wrap=True, highlight=False), page, open_page))
 
 

@@ -13,8 +13,9 @@ import httpx
 from rich.console import Console
 from rich.text import Text
 
+from forage_cli.local.home import find_home, find_interpreter
 from forage_cli.local.processes import end_with_parent, interrupt_on_signals
-from forage_cli.local.stack import Program, find_interpreter, repository
+from forage_cli.local.stack import Program
 from forage_runtime.addresses import listen, reach_address
 from forage_runtime.clients.health import list_health_urls, open_client
 from forage_runtime.errors import UserError
@@ -53,7 +54,7 @@ def check_console(settings: Settings) -> bool:
     if is_running(settings):
         return True
     find_interpreter(Program.CONSOLE)
-    if not (repository() / PAGE).is_file():
+    if not (find_home() / PAGE).is_file():
         raise UserError("the console's pages are not built: run 'make console'")
     if _find_digest(settings) is not None:
         raise UserError(f"a console of other runs is at {find_url(settings)}: give this one another port")

@@ -137,7 +137,7 @@ def test_the_build_of_an_environment_is_that_of_its_torch(tmp_path: Path, monkey
     torch.mkdir(parents=True)
     python.parent.mkdir()
     python.symlink_to(sys.executable)
-    monkeypatch.setattr("forage_cli.local.stack.repository", lambda: tmp_path)
+    monkeypatch.setattr("forage_cli.local.home.find_home", lambda: tmp_path)
     for written, read in (("'13.0'", "13.0"), ("None", "")):
         (torch / "version.py").write_text(f"cuda = {written}\n")
         assert nvidia.find_cuda(Program.TRAINER) == read
