@@ -17,11 +17,9 @@ from forage_queue.rollout.dispatcher import Dispatcher
 from forage_queue.streams import functions, payloads
 from forage_queue.streams.client import StreamClient
 from forage_queue.trainer import shifts
-from forage_queue.trainer.arrivals import Arrivals, Receiver
-from forage_queue.trainer.batcher import Batcher
+from forage_queue.trainer.batcher import Arrivals, Batcher, Receiver, UnackedSteps
 from forage_queue.trainer.places import ConsumedSlots
 from forage_queue.trainer.replay_groups import ReplayGroups
-from forage_queue.trainer.unacked import UnackedSteps
 from forage_runtime.files import durable
 from forage_trainer.checkpoints.rollbacks import Rollbacks
 from forage_weights import cache
