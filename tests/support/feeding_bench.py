@@ -13,9 +13,8 @@ from waiting import WAIT_S
 from forage_proto.v1.trajectory_pb2 import GroundTruth, Prompt, Status, TrajectoryGroup
 from forage_queue.streams.client import GROUP, StreamClient
 from forage_queue.trainer.batcher import Batch, Batcher
-from forage_queue.trainer.dataset import Batches
 from forage_queue.trainer.decoder import GroupDecoder
-from forage_queue.trainer.feeder import Feeder
+from forage_queue.trainer.feeder import Batches, Feeder
 from forage_records.questions import Question
 from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import RedisSettings, Settings, load_settings

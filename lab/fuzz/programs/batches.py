@@ -18,8 +18,7 @@ from forage_proto.v1.trajectory_pb2 import GroundTruth
 from forage_queue.streams.client import StreamClient
 from forage_queue.streams.payloads import Payloads
 from forage_queue.trainer.batcher import Batcher, UnackedSteps
-from forage_queue.trainer.dataset import Batches
-from forage_queue.trainer.feeder import Feeder
+from forage_queue.trainer.feeder import Batches, Feeder
 from forage_records.questions import Question
 from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import RedisSettings, Settings, load_settings

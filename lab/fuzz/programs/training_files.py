@@ -14,7 +14,7 @@ from trainer_parts import make_group
 from forage_proto.v1.trajectory_pb2 import Policy, TrajectoryGroup
 from forage_queue.trainer import feeder, spans
 from forage_queue.trainer.batcher import oldest_version
-from forage_queue.trainer.dataset import refill_number
+from forage_queue.trainer.feeder import refill_number
 from forage_records.step_file import StepRow, read_step, write_step
 from forage_runtime.settings import TrainerSettings
 from forage_trainer.checkpoints.manifest import read_checkpoint

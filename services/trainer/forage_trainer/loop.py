@@ -12,8 +12,7 @@ from forage_proto.v1.trajectory_pb2 import Policy
 from forage_queue.streams.client import StreamClient
 from forage_queue.trainer import spans
 from forage_queue.trainer.batcher import Batch, Batcher
-from forage_queue.trainer.dataset import make_batches
-from forage_queue.trainer.feeder import Feeder
+from forage_queue.trainer.feeder import Feeder, make_batches
 from forage_queue.trainer.shifts import Shifts
 from forage_records.events import EventKind, EventLog
 from forage_records.questions import Questions

@@ -24,8 +24,7 @@ from forage_queue.trainer.batcher import (
     StaleGroupsError,
     UnackedSteps,
 )
-from forage_queue.trainer.dataset import Batches
-from forage_queue.trainer.feeder import Feeder
+from forage_queue.trainer.feeder import Batches, Feeder
 from forage_records.questions import Question
 from forage_runtime.errors import FencedError
 from forage_runtime.retries import RedisRetry

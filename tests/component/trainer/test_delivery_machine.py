@@ -43,8 +43,7 @@ from forage_queue.streams.client import GROUP, VALIDATION, Entry, StreamClient
 from forage_queue.streams.history import open_history
 from forage_queue.streams.payloads import FOLDER, Payloads
 from forage_queue.trainer.batcher import LOST, Batcher, BatchTimeoutError, ConsumedStep, UnackedSteps
-from forage_queue.trainer.dataset import Batches
-from forage_queue.trainer.feeder import Feeder
+from forage_queue.trainer.feeder import Batches, Feeder
 from forage_queue.trainer.places import PlacesOfSteps
 from forage_queue.trainer.replay_groups import ReplayGroups
 from forage_records.questions import Question

@@ -11,8 +11,7 @@ from arrived_groups import arrive
 
 from forage_proto.v1.trajectory_pb2 import GroundTruth, Prompt, TrajectoryGroup
 from forage_queue.streams.client import Entry, StreamClient
-from forage_queue.trainer.dataset import Batches
-from forage_queue.trainer.feeder import Feeder
+from forage_queue.trainer.feeder import Batches, Feeder
 from forage_queue.trainer.places import ConsumedSlots, Held, Place, ReadyOrder
 from forage_records.questions import Question
 from forage_runtime.retries import RedisRetry

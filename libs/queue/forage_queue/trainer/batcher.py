@@ -19,8 +19,7 @@ from prometheus_client import Counter
 from forage_proto.v1.trajectory_pb2 import LedgerEntry
 from forage_queue.streams.client import Entry, StreamClient
 from forage_queue.trainer import spans
-from forage_queue.trainer.dataset import refill_number
-from forage_queue.trainer.feeder import Feeder
+from forage_queue.trainer.feeder import Feeder, refill_number
 from forage_queue.trainer.idle import IdleTime
 from forage_queue.trainer.places import Held, Place, PlacesOfSteps, ReadyOrder, StrictOrder, place_of
 from forage_records.step_file import Fate, GroupFate
