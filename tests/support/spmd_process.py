@@ -22,7 +22,7 @@ from forage_trainer.data.tensors import StepTensors, build_step_tensors
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.engine.spmd import follow
 from forage_trainer.weights.snapshots import Snapshots
-from forage_trajectory.columns import ColumnFolder
+from forage_trajectory.trajectory import ColumnFolder
 
 OPTIONS = [
     "trainer.threads=1",

@@ -21,7 +21,7 @@ from verl.utils import tensordict_utils as tu
 from forage_runtime.settings import AlgorithmSettings
 from forage_trainer.algorithms.token_rewards import compute_token_rewards, to_structured_reward
 from forage_trainer.data.selection import Selection
-from forage_trajectory.columns import AnyColumns
+from forage_trajectory.trajectory import AnyColumns
 
 NO_ROW = -1
 RowValues: TypeAlias = torch.Tensor | Mapping[int, torch.Tensor]

@@ -18,8 +18,7 @@ from forage_runtime.settings import Settings
 from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.data.tensors import Rows
 from forage_trainer.weights import dtype
-from forage_trajectory.columns import Columns
-from forage_trajectory.trajectory import Group
+from forage_trajectory.trajectory import Columns, Group
 from forage_weights.announcement import CANARY_ROWS, CANARY_TOKENS
 from forage_weights.trainer.model_files import Adapter
 
