@@ -1,6 +1,6 @@
 """Prompts from trainer to rollout and trajectory groups back, each exactly once, on Redis streams.
 
-Rules (one Lua script each in `scripts/`, which Redis runs atomically and logs as one transaction):
+Rules (one Lua script each in `scripts.lua`, which Redis runs atomically and logs as one transaction):
 
 - *issue*: a (batch, position, attempt) enters the prompts stream once, however often it is issued.
 - *finish*: a prompt is acknowledged and its group written together, or neither; if two workers claim one entry, the
