@@ -26,8 +26,7 @@ from forage_weights import cache
 from forage_weights.announcement import list_files
 from forage_weights.folders import name_folder
 from forage_weights.trainer import publisher
-from forage_weights.trainer.policy_store import PolicyStore
-from forage_weights.trainer.publisher import Publisher
+from forage_weights.trainer.publisher import PolicyStore, Publisher
 from forage_weights.trainer.refusals import Refusals
 from simulation import programs
 from simulation.scenario import SLOW, Scenario, draw_scenario

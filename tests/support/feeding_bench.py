@@ -20,7 +20,7 @@ from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import RedisSettings, Settings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
-from forage_trainer.data.selection import has_equal_rewards
+from forage_trainer.data.tensors import has_equal_rewards
 from forage_trajectory.codec import pack_group
 
 SIZE = 3

@@ -25,8 +25,7 @@ from forage_runtime.settings import RedisSettings, Settings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
 from forage_runtime.telemetry.logs import configure_logs
-from forage_trainer.data.selection import has_equal_rewards, leave_out_unusable, select_trajectories
-from forage_trainer.data.tensors import build_step_tensors
+from forage_trainer.data.tensors import build_step_tensors, has_equal_rewards, leave_out_unusable, select_trajectories
 from forage_trainer.reporting.metrics import compute_trajectory_metrics
 from forage_trajectory.codec import pack_group
 

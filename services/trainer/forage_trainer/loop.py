@@ -26,7 +26,7 @@ from forage_trainer.checkpoints.rollbacks import Rollbacks, make_stop_error
 from forage_trainer.checkpoints.start import Start
 from forage_trainer.checkpoints.writer import CheckpointWriter
 from forage_trainer.data.routes import EnvironmentCheck
-from forage_trainer.data.selection import SELECTED_NONE, has_equal_rewards
+from forage_trainer.data.tensors import SELECTED_NONE, has_equal_rewards
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.extensions import find_sampler
 from forage_trainer.reporting.guards import Guards

@@ -17,7 +17,7 @@ from forage_queue.trainer.places import Place, place_of
 from forage_runtime.errors import SettingsError
 from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import load_settings
-from forage_trainer.data.selection import select_trajectories
+from forage_trainer.data.tensors import select_trajectories
 from forage_trajectory.codec import pack_group
 
 
