@@ -18,6 +18,9 @@ from forage_cli.terminal.tables import make_table
 from forage_runtime.errors import UserError
 from forage_runtime.text.console import TextConsole
 
+NEEDED_MEMORY_GIB, NEEDED_DISK_GIB = 5, 2
+"""Free memory and disk that `forage demo` needs on an installed machine; the README names the same."""
+
 _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "no_proxy", "no_grpc_proxy"})
 
 
@@ -60,9 +63,11 @@ def run_checks(config: Path | None, base_port: int | None) -> Iterator[Check]:
     cores = count_cpus()
     yield Check("cores", str(cores), "" if cores >= 2 else "the demo is slow with fewer than two", fatal=False)
     memory = psutil.virtual_memory().available / 2**30
-    yield Check("free memory", f"{memory:.1f} GiB", "" if memory >= 5 else "the demo needs 5 GiB: close something")
+    fix = "" if memory >= NEEDED_MEMORY_GIB else f"the demo needs {NEEDED_MEMORY_GIB} GiB: close something"
+    yield Check("free memory", f"{memory:.1f} GiB", fix)
     disk = stack.measure_free_gib(stack.repository())
-    yield Check("free disk", f"{disk:.1f} GiB", "" if disk >= 2 else f"free 2 GiB at {stack.repository()}")
+    fix = "" if disk >= NEEDED_DISK_GIB else f"free {NEEDED_DISK_GIB} GiB at {stack.repository()}"
+    yield Check("free disk", f"{disk:.1f} GiB", fix)
     if Path("/dev/shm").exists():
         shared = shutil.disk_usage("/dev/shm").free / 2**30
         fix = "" if shared >= 0.3 else "Ray falls back to slower files: enlarge /dev/shm (docker: --shm-size=1g)"
