@@ -19,14 +19,12 @@ from forage_cli.evaluation.measures import QuestionResult, measure_question
 from forage_cli.evaluation.pass_at_k import majority_at_k, pass_at_k, sample_counts
 from forage_cli.evaluation.plan import ROWS, Item, read_manifest
 from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
-from forage_records.statistics import estimate_mean
+from forage_records.statistics import ALL, estimate_mean
 from forage_records.trajectory_file import TrajectoryWriter
 from forage_runtime.errors import DataError
 from forage_runtime.files import durable
 
 RESULTS, TRAJECTORIES = "results.json", "trajectories"
-ALL = "all"
-"""Name of the data source that stands for all questions, each with the same weight."""
 ESTIMATED = ("em", "sub_em", "f1")
 """Metrics with an interval."""
 AVERAGED = (
