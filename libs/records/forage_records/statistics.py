@@ -62,6 +62,12 @@ class SourceComparison:
     outcomes: Mapping[Outcome, int]
 
 
+def mean_known(values: Iterable[float | None]) -> float | None:
+    """The mean of the values that are known; None without any."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
 def estimate_mean(values: Sequence[float]) -> Estimate | None:
     """The mean of one value per question with its percentile bootstrap interval (Efron 1979); None without values."""
     if not values:
