@@ -201,7 +201,7 @@ def test_a_file_of_an_older_version_is_named_with_what_reads_it(tmp_path: Path) 
     pq.write_table(table.drop_columns([*newer, "advantage_mean", "search_advantage", "mismatch_max"]), file)
     with open_store(run, tmp_path / "cache") as store:
         assert ask(store).rows == []
-        with pytest.raises(NotFoundError, match="older version .* 'forage trajectories --step' reads"):
+        with pytest.raises(NotFoundError, match=r"older version .* 'forage trajectories --step' reads"):
             store.require("step-1")
     (row,) = read_step_rows(file)
     assert (row["question"], row["reward"], row["em"]) == ("Who is it?", 1.0, 1.0)
