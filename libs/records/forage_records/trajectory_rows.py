@@ -10,6 +10,7 @@ from statistics import fmean
 from forage_proto.v1.trajectory_pb2 import ActionKind, Status
 from forage_records.run_folder import Row
 from forage_records.spans import name_author
+from forage_records.statistics import mean_known
 from forage_records.step_file import StepRow, read_step
 from forage_records.trajectory_file import extract_question, read_exact_match, read_header
 from forage_records.view_options import SortKey
@@ -78,8 +79,7 @@ def compute_sort_value(row: Row, name: SortKey) -> float | None:
         case SortKey.LENGTH:
             return float(sum(len(span["text"]) for span in row["spans"] if span["role"] == "model"))
         case SortKey.ADVANTAGE:
-            found = select_trained(step, step.advantages) if step else []
-            return fmean(found) if found else None
+            return mean_known(select_trained(step, step.advantages)) if step else None
         case SortKey.MISMATCH:
             return max(map(abs, compute_differences(step).values()), default=None) if step else None
 
