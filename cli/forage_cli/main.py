@@ -20,7 +20,6 @@ from forage_cli.commands import (
     rollout,
     runs,
     security,
-    setup,
     start,
     status,
     train,
@@ -67,7 +66,7 @@ app.command("compare-runs")(runs.compare_runs)
 app.command("console")(start.console)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
-app.command("setup")(setup.setup)
+app.command("setup")(doctor.setup)
 app.command("plan")(plan.plan)
 forwarded.add_forwarded(app)
 app.add_typer(config.app, name="config")

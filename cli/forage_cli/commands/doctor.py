@@ -1,4 +1,4 @@
-"""`forage doctor`."""
+"""`forage doctor` and `forage setup`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from forage_cli.commands.options import BasePort, Config
 from forage_cli.terminal.tables import make_table
 from forage_runtime.errors import UserError
 from forage_runtime.text.console import TextConsole
+
+NEEDED_MEMORY_GIB, NEEDED_DISK_GIB = 5, 2
+"""Free memory and disk that `forage demo` needs on an installed machine; the README names the same."""
 
 _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "no_proxy", "no_grpc_proxy"})
 
@@ -59,9 +62,11 @@ def run_checks(config: Path | None, base_port: int | None) -> Iterator[Check]:
     cores = count_cpus()
     yield Check("cores", str(cores), "" if cores >= 2 else "the demo is slow with fewer than two", fatal=False)
     memory = psutil.virtual_memory().available / 2**30
-    yield Check("free memory", f"{memory:.1f} GiB", "" if memory >= 5 else "the demo needs 5 GiB: close something")
+    fix = "" if memory >= NEEDED_MEMORY_GIB else f"the demo needs {NEEDED_MEMORY_GIB} GiB: close something"
+    yield Check("free memory", f"{memory:.1f} GiB", fix)
     disk = stack.measure_free_gib(home.find_home())
-    yield Check("free disk", f"{disk:.1f} GiB", "" if disk >= 2 else f"free 2 GiB at {home.find_home()}")
+    fix = "" if disk >= NEEDED_DISK_GIB else f"free {NEEDED_DISK_GIB} GiB at {home.find_home()}"
+    yield Check("free disk", f"{disk:.1f} GiB", fix)
     if Path("/dev/shm").exists():
         shared = shutil.disk_usage("/dev/shm").free / 2**30
         fix = "" if shared >= 0.3 else "Ray falls back to slower files: enlarge /dev/shm (docker: --shm-size=1g)"
@@ -164,3 +169,27 @@ def _run_check(subject: str, value: str, check, *arguments) -> Check:  # type: i
     except UserError as error:
         return Check(subject, value, str(error))
     return Check(subject, value)
+
+
+def setup(
+    services: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SERVICES]...", help="retriever, reward, rollout, trainer or console.", show_default="all"
+        ),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="cpu, gpu, or gpu-base (a system Python with torch and vLLM).", show_default="as before")
+    ] = "",
+) -> None:
+    """Install the environments of the services from their locks; those that are current stay.
+
+    A wheel's command installs an environment by itself when it needs it first. Everything is below FORAGE_HOME
+    (~/.local/share/forage), in a checkout in .venvs.
+    """
+    from forage_cli.local.home import find_home, install
+    from forage_cli.local.stack import Program
+
+    wanted = services or [program for program in Program if program is not Program.REDIS]
+    install(wanted, device)
+    TextConsole().print(f"environments  {find_home() / '.venvs'}", highlight=False)

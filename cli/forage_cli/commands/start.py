@@ -79,10 +79,6 @@ def console(
             "Without it: run.dir of the settings."
         ),
     ] = "",
-    open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port, in place of 18650.", show_default=False)
-    ] = None,
     address: Annotated[
         str,
         typer.Option(help="host:port to listen on. Other machines need --token-file.", show_default=False),
@@ -99,9 +95,7 @@ def console(
 
     Examples:
 
-      forage console --open
-
-      forage console /mnt/experiments --port 18700
+      forage console /mnt/experiments --address 127.0.0.1:18700
 
       forage console s3://bucket/runs
 
@@ -109,20 +103,17 @@ def console(
     """
     from forage_cli.local.console import serve_console
     from forage_cli.local.home import load_recipe
-    from forage_runtime.errors import UserError
 
-    if port and address:
-        raise UserError("give one of --port and --address")
     overrides, page = [], ""
     if runs:
         runs, page = find_runs(runs)
         overrides.append(f"console.runs={json.dumps(runs)}")
-    if address or port:
-        overrides.append(f"console.http_address={json.dumps(address or f'127.0.0.1:{port}')}")
+    if address:
+        overrides.append(f"console.http_address={json.dumps(address)}")
     if token_file is not None:
         overrides.append(f"console.auth_token_file={json.dumps(str(token_file))}")
     settings = load_recipe(config, overrides)
-    raise typer.Exit(serve_console(settings, TextConsole(soft_wrap=True, highlight=False), page, open_page))
+    raise typer.Exit(serve_console(settings, TextConsole(soft_wrap=True, highlight=False), page))
 
 
 def find_runs(given: str) -> tuple[str, str]:
