@@ -29,6 +29,8 @@ BROKEN = {
         "rollout.engine_replicas.min=3": "max 1 is below min 3",
         "trainer.nnodes=2": "nnodes=2 needs a Ray cluster",
         "tls.cert=/no/cert": "setting 'tls': cert is given without key",
+        "reward.shadow.x=no_such_route": "shadow.x is 'no_such_route': expected another entry of reward.routes",
+        "reward.shadow.world_facts=world_facts": "shadow.world_facts is 'world_facts': expected another entry",
         "reward.routes.x.params.a=1": "give either the name of one reward or components",
         "trainer.actor.policy_loss.loss_mode=dro": "loss_mode dro needs dro_beta",
     },
@@ -58,7 +60,6 @@ BROKEN = {
         "reward.user.mine.path={own} reward.user.mine.function=none": "own.py has no 'none': define it",
         "reward.user.em.path={own}": "reward.user.em has the name of a built-in reward",
         "reward.routes.x.name=no_such_reward": "reward.routes.x asks for the reward 'no_such_reward'",
-        "reward.shadow.x.name=no_such_reward": "reward.shadow.x asks for the reward 'no_such_reward'",
         "reward.routes.x.name=em reward.routes.x.params.a=1": "reward.routes.x.params.a does not exist",
     },
     "retriever": {

@@ -59,9 +59,11 @@ def service(start_shared: StartReward) -> Service:
     """
     return start_shared(
         "reward.routes.composed={components: [{name: em, weight: 2.0, params: {score: 0.5}}, {name: f1}]}",
-        "reward.shadow.composed={name: subem}",
+        "reward.routes.second={name: subem}",
+        "reward.shadow.composed=second",
         "reward.routes.shadowed={name: em}",
-        "reward.shadow.shadowed={name: em, params: {score: 5.0}}",
+        "reward.routes.fivefold={name: em, params: {score: 5.0}}",
+        "reward.shadow.shadowed=fivefold",
         f"reward.user.hurried={{path: {CODE}, timeout_s: 5, memory_mib: 256}}",
         "reward.routes.hurried={name: hurried}",
         user_timeout_s=300,

@@ -129,7 +129,8 @@ def main() -> None:
         "reward.workers=2",
         "reward.routes.nq={name: search_r1_format}",
         "reward.routes.user={name: hanging}",
-        "reward.shadow.nq={name: f1}",
+        "reward.routes.f1={name: f1}",
+        "reward.shadow.nq=f1",
         f"reward.user.hanging={{path: {here.parent / 'hanging_reward.py'}, timeout_s: 2, memory_mib: 512}}",
     ]
     with run_reward_service(runs / "soak-reward.log", *overrides) as service:

@@ -116,7 +116,7 @@ def test_a_superseded_trainer_rolls_nothing_back(
     before = {file: file.read_bytes() for file in (folder / "checkpoints/groups").iterdir()}
     monkeypatch.setattr(PolicyStep, "__call__", step)
     with pytest.raises(FencedError):
-        train("trainer.total_training_steps=2", f"trainer.guards.non_finite.action={action}")
+        train("trainer.total_training_steps=2", f"trainer.guards.actions.non_finite={action}")
     assert not (folder / "rollbacks.json").exists()
     assert len(read_lines(folder / "metrics.jsonl")) == 1
     assert {file: file.read_bytes() for file in (folder / "checkpoints/groups").iterdir()} == before

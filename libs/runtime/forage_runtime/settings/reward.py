@@ -84,10 +84,25 @@ class RewardSettings(Section):
         description="Reward of each data source (data_source in the Parquet file)",
     )
     user: dict[str, UserReward] = Field(default_factory=dict, description="Reward functions of your own, by name")
-    shadow: dict[str, RewardRoute] = Field(
-        default_factory=dict, description="Second reward of a data source, which is only recorded in metrics"
+    shadow: dict[str, str] = Field(
+        default_factory=dict,
+        description="Data source → entry of routes that scores it a second time, only for metrics; such an entry may be"
+        " no data source's",
     )
     workers: int = Field(1, ge=1, description="Processes that serve the gRPC port")
     max_queue: int = Field(
         8192, ge=1, description="Most trajectories in progress per worker; further requests get RESOURCE_EXHAUSTED"
     )
+
+    @property
+    def shadow_routes(self) -> dict[str, RewardRoute]:
+        """Data source → its second reward."""
+        return {source: self.routes[route] for source, route in self.shadow.items()}
+
+    @model_validator(mode="after")
+    def _check_shadow(self) -> RewardSettings:
+        for source, route in self.shadow.items():
+            if route not in self.routes or route == source:
+                others = ", ".join(sorted({*self.routes} - {source})) or "none"
+                raise ValueError(f"shadow.{source} is {route!r}: expected another entry of reward.routes ({others})")
+        return self

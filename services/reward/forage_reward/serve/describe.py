@@ -22,7 +22,9 @@ def describe_rewards(rewards: Mapping[str, AnyReward], settings: RewardSettings)
     for name, reward in rewards.items():
         description = response.rewards.add(name=name, summary=reward.summary, user=name in settings.user)
         description.parameters.extend(_list_parameters(reward.params))
-        description.uses.extend(_list_uses(name, settings.routes, False) + _list_uses(name, settings.shadow, True))
+        description.uses.extend(
+            _list_uses(name, settings.routes, False) + _list_uses(name, settings.shadow_routes, True)
+        )
     return response
 
 
