@@ -8,6 +8,7 @@ import pytest
 
 from forage_runtime.errors import SettingsError
 from forage_runtime.settings import Settings, load_settings
+from forage_runtime.settings.actor import POLICY_LOSSES
 from forage_runtime.settings.loading import _is_setting
 from forage_runtime.verl_keys import read_table
 
@@ -15,7 +16,9 @@ from forage_runtime.verl_keys import read_table
 @pytest.mark.parametrize("row", sorted({row.ours for row in read_table().values() if row.ours}))
 def test_the_table_names_settings_that_there_are(row: str) -> None:
     section: object = Settings()
-    for part in row.split("."):
+    name, of_loss, argument = row.partition(".args.")
+    assert not of_loss or any(argument in known for known in POLICY_LOSSES.values())
+    for part in name.split("."):
         section = getattr(section, part)
 
 

@@ -132,9 +132,9 @@ def test_only_the_non_finite_guard_acts_by_default() -> None:
         ("thresholds.klx=1", r"'trainer\.guards\.thresholds': there is no guard 'klx'"),
         ("thresholds.grad_norm=0.5", r"'trainer\.guards\.thresholds': grad_norm is 0\.5: expected a number above 1"),
         ("thresholds.reward=1.5", r"reward is 1\.5: expected a number above 0, at most 1"),
-        ("thresholds.dead_groups=1", "dead_groups is 1: expected 0 or a number above it, below 1"),
-        ("thresholds.entropy=-1", "entropy is -1: expected 0 or a number above it"),
-        ("thresholds.collapse=1", "collapse is 1: expected no threshold"),
+        ("thresholds.dead_groups=1", "dead_groups is 1: expected a number from 0, below 1"),
+        ("thresholds.entropy=-1", "entropy is -1: expected a number from 0"),
+        ("thresholds.collapse=1", "collapse is 1: expected none, this guard has no threshold"),
         ("thresholds.kl=.nan", r"thresholds\.kl' is nan"),
     ],
 )

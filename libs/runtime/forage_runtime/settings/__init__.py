@@ -9,7 +9,6 @@ from forage_runtime.settings.actor import (
     ActorSettings,
     CriticSettings,
     LoraSettings,
-    LossMode,
     OptimSettings,
     PolicyLossSettings,
     TrainingEngineSettings,

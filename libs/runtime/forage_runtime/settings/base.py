@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable
 from ipaddress import IPv6Address
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, AllowInfNan, BaseModel, BeforeValidator, ConfigDict, Field
@@ -18,8 +20,13 @@ _IS_WEB = re.compile(r"https?$", re.IGNORECASE)
 _FUNCTION = re.compile(r"(.+\.py|[^\W\d][\w.]*):[^\W\d]\w*")
 
 
+def is_function_name(source: str) -> bool:
+    """Whether it is FILE.py:FUNCTION or MODULE:FUNCTION."""
+    return bool(_FUNCTION.fullmatch(source))
+
+
 def _check_function(source: str) -> str:
-    if source and not _FUNCTION.fullmatch(source):
+    if source and not is_function_name(source):
         raise ValueError("expected FILE.py:FUNCTION or MODULE:FUNCTION, such as my_code.py:leave_one_out")
     return source
 
@@ -113,6 +120,22 @@ Device = Annotated[
     Literal["auto", "cpu", "gpu", "cuda"], AfterValidator(lambda device: "gpu" if device == "cuda" else device)
 ]
 """Where a service computes: auto, cpu or gpu; cuda is another word for gpu, and is read as such."""
+
+
+class Number(NamedTuple):
+    """A number that a map holds under a name: its default (None: it must be given), and which values it takes."""
+
+    default: float | None
+    expected: str = "a number"
+    is_valid: Callable[[float], bool] = math.isfinite
+
+    def check(self, name: str, value: float) -> None:
+        """
+        Raises:
+            ValueError: it is another value.
+        """
+        if not self.is_valid(value):
+            raise ValueError(f"{name} is {value:g}: expected {self.expected}")
 
 
 class Section(BaseModel):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from pydantic import Field, field_validator
 
-from forage_runtime.settings.base import Section
+from forage_runtime.settings.base import Number, Section
 
 GuardAction = Literal["ignore", "warn", "stop", "rollback"]
 """Action of the trainer when a guard trips."""
@@ -16,25 +16,23 @@ GuardAction = Literal["ignore", "warn", "stop", "rollback"]
 class _Guard(NamedTuple):
     """A check of one metric after every optimizer step: its defaults, and which thresholds it takes."""
 
-    action: GuardAction = "warn"
-    threshold: float | None = None
-    expected: str = "no threshold, this guard has none"
-    is_valid: Callable[[float], bool] = lambda threshold: False
+    action: GuardAction
+    threshold: Number | None = None
 
 
 _GUARDS = {
     "non_finite": _Guard("rollback"),
-    "grad_norm": _Guard("warn", 10.0, "a number above 1", lambda threshold: threshold > 1),
-    "kl": _Guard("warn", 1.0, "a number above 0", lambda threshold: threshold > 0),
-    "reward": _Guard("warn", 0.5, "a number above 0, at most 1", lambda threshold: 0 < threshold <= 1),
-    "entropy": _Guard("warn", 0.01, "0 or a number above it", lambda threshold: threshold >= 0),
-    "dead_groups": _Guard("warn", 0.9, "0 or a number above it, below 1", lambda threshold: 0 <= threshold < 1),
-    "logprob": _Guard("warn", 0.2, "a number above 0", lambda threshold: threshold > 0),
+    "grad_norm": _Guard("warn", Number(10.0, "a number above 1", lambda number: number > 1)),
+    "kl": _Guard("warn", Number(1.0, "a number above 0", lambda number: number > 0)),
+    "reward": _Guard("warn", Number(0.5, "a number above 0, at most 1", lambda number: 0 < number <= 1)),
+    "entropy": _Guard("warn", Number(0.01, "a number from 0", lambda number: number >= 0)),
+    "dead_groups": _Guard("warn", Number(0.9, "a number from 0, below 1", lambda number: 0 <= number < 1)),
+    "logprob": _Guard("warn", Number(0.2, "a number above 0", lambda number: number > 0)),
     "collapse": _Guard("warn"),
 }
 """docs/explanation/trainer.md#guards says what each of them checks."""
 _ACTIONS: dict[str, GuardAction] = {name: guard.action for name, guard in _GUARDS.items()}
-_THRESHOLDS = {name: guard.threshold for name, guard in _GUARDS.items() if guard.threshold is not None}
+_THRESHOLDS = {name: guard.threshold.default or 0.0 for name, guard in _GUARDS.items() if guard.threshold}
 
 
 class GuardSettings(Section):
@@ -60,12 +58,14 @@ class GuardSettings(Section):
     @classmethod
     def _complete_thresholds(cls, thresholds: dict[str, float]) -> dict[str, float]:
         _check_names(thresholds)
-        for name, threshold in thresholds.items():
-            if not _GUARDS[name].is_valid(threshold):
-                raise ValueError(f"{name} is {threshold:g}: expected {_GUARDS[name].expected}")
+        for name, value in thresholds.items():
+            threshold = _GUARDS[name].threshold
+            if threshold is None:
+                raise ValueError(f"{name} is {value:g}: expected none, this guard has no threshold")
+            threshold.check(name, value)
         return _THRESHOLDS | thresholds
 
 
-def _check_names(given: dict[str, GuardAction] | dict[str, float]) -> None:
+def _check_names(given: Iterable[str]) -> None:
     if unknown := next((name for name in given if name not in _GUARDS), None):
         raise ValueError(f"there is no guard {unknown!r}: expected {', '.join(_GUARDS)}")

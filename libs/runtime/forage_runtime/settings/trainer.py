@@ -11,7 +11,7 @@ from forage_runtime.settings.actor import (
     ActorSettings,
     CriticSettings,
     LoraSettings,
-    LossMode,
+    OptimSettings,
     ReferenceSettings,
     TrainingEngineSettings,
 )
@@ -143,12 +143,9 @@ class TrainerSettings(Section):
         return bool(self.ray.address) or self.nnodes > 1 or self.n_gpus_per_node > 1
 
     @property
-    def max_trajectory_length(self) -> tuple[int, str]:
-        """Most tokens of a trajectory that fits into a micro-batch of every model, and the setting that limits it."""
-        limits = [(self.actor.ppo_max_token_len_per_gpu, "trainer.actor.ppo_max_token_len_per_gpu")]
-        if self.algorithm.adv_estimator is AdvantageEstimator.GAE:
-            limits.append((self.critic.ppo_max_token_len_per_gpu, "trainer.critic.ppo_max_token_len_per_gpu"))
-        return min(limits)
+    def critic_optim(self) -> OptimSettings:
+        """The critic's optimizer: the actor's, with a learning rate and a warm-up of its own."""
+        return self.actor.optim.model_copy(update=dict(self.critic.optim))
 
     @model_validator(mode="after")
     def _check_processes(self) -> TrainerSettings:
@@ -180,7 +177,7 @@ class TrainerSettings(Section):
 
     @model_validator(mode="after")
     def _check_geo_mean(self) -> TrainerSettings:
-        if self.actor.policy_loss.loss_mode is not LossMode.GEO_MEAN:
+        if self.actor.policy_loss.loss_mode != "geo_mean":
             return self
         estimator, penalty = self.algorithm.adv_estimator, self.algorithm.probe_penalty.coef
         if estimator not in (AdvantageEstimator.GRPO, AdvantageEstimator.RLOO) or penalty:

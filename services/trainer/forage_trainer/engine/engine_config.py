@@ -20,7 +20,7 @@ from forage_trainer.engine.attention import PACKED, VARLEN
 
 _GPU_ONLY = ("param_offload", "optimizer_offload", "offload_policy")
 _TYPES = get_type_hints(FSDPEngineConfig)
-_SIZES = "trainer.actor.ppo_max_token_len_per_gpu and trainer.critic.ppo_max_token_len_per_gpu"
+_SIZES = "trainer.actor.ppo_max_token_len_per_gpu"
 _SETTINGS = {
     "param_offload": "trainer.engine.param_offload and trainer.ref.param_offload",
     "optimizer_offload": "trainer.engine.optimizer_offload",
@@ -170,7 +170,6 @@ def build_optimizer_config(optim: OptimSettings, total_steps: int) -> FSDPOptimi
         lr_warmup_steps=optim.lr_warmup_steps,
         total_training_steps=total_steps,
         min_lr_ratio=optim.min_lr_ratio,
-        num_cycles=optim.num_cycles,
     )
     config.lr_scheduler_type = optim.lr_scheduler_type  # verl's constructor does not know linear, which `scoring` adds
     return config
