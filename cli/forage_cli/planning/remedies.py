@@ -116,9 +116,8 @@ def _recompute(settings: Settings) -> Iterator[dict[str, object]]:
 
 
 def _sync_gradients(settings: Settings) -> Iterator[dict[str, object]]:
-    args = settings.trainer.engine.args
-    if args.get("use_no_sync_for_gradient_accumulation"):
-        yield {"trainer.engine.args": args | {"use_no_sync_for_gradient_accumulation": False}}
+    if settings.trainer.engine.args.get("use_no_sync_for_gradient_accumulation"):
+        yield {"trainer.engine.args.use_no_sync_for_gradient_accumulation": False}
 
 
 def _fuse(settings: Settings) -> Iterator[dict[str, object]]:
@@ -141,7 +140,7 @@ def _offload_reference(settings: Settings) -> Iterator[dict[str, object]]:
 
 def _offload(settings: Settings) -> Iterator[dict[str, object]]:
     if not settings.trainer.engine.offload_policy:
-        yield {"trainer.engine.offload_policy": True}
+        yield {"trainer.engine.args.offload_policy": True}
 
 
 def _add_trainers(settings: Settings, plan: Plan) -> Iterator[dict[str, object]]:

@@ -251,7 +251,7 @@ def main() -> None:
         service = stack.enter_context(start_rollout_service(settings, spinner))
         spinner.update("starting the in-process engine")
         # Requests of one priority are taken as they came, so that this engine has both orders.
-        by_priority = [*common, "rollout.engine.scheduling=priority"]
+        by_priority = [*common, "rollout.engine.args.scheduling_policy=priority"]
         engine = stack.enter_context(start_in_process(by_priority, logs / "in_process.log"))
         bench = Bench(service, engine, retriever, prompts)
         spinner.update("warming up")

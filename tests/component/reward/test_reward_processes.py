@@ -14,6 +14,7 @@ from reward_process import Service, assert_sigterm_finishes_calls, build_batch, 
 from waiting import WAIT_S, wait_until
 
 from forage_proto.v1 import reward_pb2, reward_pb2_grpc, trajectory_pb2
+from forage_reward.serve.scoring import MOST_IN_PROGRESS
 from forage_reward.serve.shadow import MOST_WAITING
 
 StartReward = Callable[..., Service]
@@ -79,14 +80,14 @@ def test_describe_lists_parameters_uses_and_the_configuration_digest(service: Se
 
 
 def test_a_full_queue_refuses_with_resource_exhausted_and_recovers(start: StartReward) -> None:
-    service = start("reward.max_queue=4", user_timeout_s=300)
+    service, most = start(user_timeout_s=300), MOST_IN_PROGRESS
     stub = service.open_stub()
-    slow = stub.Score.future(build_batch(4, source="user", target="hang"), timeout=WAIT_S)
-    wait_until(lambda: service.read_metric("forage_reward_queue_items") == 4.0, "the slow call was not queued")
+    slow = stub.Score.future(build_batch(most, source="user", target="hang"), timeout=WAIT_S)
+    wait_until(lambda: service.read_metric("forage_reward_queue_items") == most, "the slow call was not queued")
     with pytest.raises(grpc.RpcError) as caught:
         stub.Score(build_batch(1), timeout=WAIT_S)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "4 trajectories are queued, the limit is 4" in caught.value.details()
+    assert f"{most} trajectories are queued, the limit is {most}" in caught.value.details()
     slow.cancel()
     wait_until(lambda: service.read_metric("forage_reward_queue_items") == 0.0, "the queue stays full")
     assert len(stub.Score(build_batch(100), timeout=WAIT_S).items) == 100  # an empty queue admits a batch of any size

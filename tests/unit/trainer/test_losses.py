@@ -182,7 +182,7 @@ def test_verls_value_loss_is_the_clipped_square_on_state_tokens(agg: str) -> Non
         ("trainer.actor.clip_ratio_c=1", "clip_ratio_c"),
         ("trainer.critic_warmup=3", "adv_estimator grpo has none"),
         ("trainer.algorithm.rollout_correction.mode=truncate", "rollout_correction.mode"),
-        ("trainer.algorithm.rollout_correction.icepop_low=1.5", "icepop_low"),
+        ("trainer.algorithm.rollout_correction.icepop=[1.5, 5]", r"icepop is \[1\.5, 5\]: expected"),
     ],
 )
 def test_contradictory_settings_are_refused(override: str, sentence: str) -> None:

@@ -186,15 +186,28 @@ class TrainingEngineSettings(Section):
     enable_gradient_checkpointing: bool | None = Field(
         None, description="Recompute activations in the backward pass: less memory, slower"
     )
-    param_offload: bool = Field(False, description="GPU: keep parameters in host memory while they are not used")
-    optimizer_offload: bool = Field(False, description="GPU: keep optimizer state in host memory while it is not used")
-    offload_policy: bool = Field(
-        False, description="GPU: keep parameters, gradients and optimizer state in host memory at all times"
-    )
-    fsdp_size: int = Field(-1, description="Processes that shard one copy of the parameters; -1: all")
     args: Annotated[dict[str, Any], "map of values"] = Field(
-        default_factory=dict, description="Further fields of verl's FSDPEngineConfig, by its names"
+        default_factory=dict,
+        description="Fields of verl's FSDPEngineConfig, by its names, such as offload_policy (GPU: parameters,"
+        " gradients and optimizer state in host memory at all times), param_offload and optimizer_offload (while they"
+        " are not used), fsdp_size (processes that shard one copy of the parameters; -1: all)",
     )
+
+    @property
+    def param_offload(self) -> bool:
+        return bool(self.args.get("param_offload"))
+
+    @property
+    def optimizer_offload(self) -> bool:
+        return bool(self.args.get("optimizer_offload"))
+
+    @property
+    def offload_policy(self) -> bool:
+        return bool(self.args.get("offload_policy"))
+
+    @property
+    def fsdp_size(self) -> int:
+        return int(self.args.get("fsdp_size", -1))
 
     @model_validator(mode="after")
     def _check_consistency(self) -> TrainingEngineSettings:
@@ -205,8 +218,9 @@ class TrainingEngineSettings(Section):
             )
         if self.use_remove_padding is False and self.attn_implementation == "varlen":
             raise ValueError("attn_implementation varlen needs packed rows: leave use_remove_padding=false out")
-        if self.fsdp_size == 0 or self.fsdp_size < -1:
-            raise ValueError(f"fsdp_size is {self.fsdp_size}: expected -1 or at least 1")
+        size = self.args.get("fsdp_size", -1)
+        if not isinstance(size, int) or size == 0 or size < -1:
+            raise ValueError(f"args.fsdp_size is {size!r}: expected -1 or at least 1")
         return self
 
 

@@ -76,9 +76,6 @@ class RetrieverSettings(Section):
     shards: tuple[Address, ...] = Field(
         (), description="gRPC addresses of retrievers that each hold a part of the corpus, whose results are merged"
     )
-    max_waiting: int = Field(
-        65_536, ge=1, description="Most queries in the queue; further requests get 503 with Retry-After"
-    )
     cache_bytes: int = Field(
         64 * 2**20, ge=0, description="Memory of recent results, which repeated queries get at once; 0: none are kept"
     )

@@ -90,9 +90,6 @@ class RewardSettings(Section):
         " no data source's",
     )
     workers: int = Field(1, ge=1, description="Processes that serve the gRPC port")
-    max_queue: int = Field(
-        8192, ge=1, description="Most trajectories in progress per worker; further requests get RESOURCE_EXHAUSTED"
-    )
 
     @property
     def shadow_routes(self) -> dict[str, RewardRoute]:

@@ -24,11 +24,6 @@ class EngineSettings(Section):
     )
     max_num_seqs: int = Field(128, ge=1, description="Most sequences that are sampled at once")
     max_model_len: int = Field(768, ge=16, description="Longest context, prompt and generation together")
-    scheduling: Literal["fcfs", "priority"] = Field(
-        "fcfs",
-        description="Which waiting generation is sampled next; priority: long contexts and those of groups that are"
-        " nearly finished; fcfs: the one that came first",
-    )
     kv_cache_gib: float = Field(1.0, gt=0, description="CPU: size of the KV cache")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="GPU: share of its memory for the engine")
     tensor_parallel_size: int = Field(1, ge=1, description="GPUs that share one replica by tensor parallelism")
@@ -50,37 +45,17 @@ class EngineSettings(Section):
     endpoint_token_file: Path | None = Field(None, description="File with the bearer token of the endpoint")
 
 
-_MOST = "Most replicas; above min, Ray Serve adds replicas as requests queue up"
-
-
 class ReplicaSettings(Section):
     """Replicas of a Ray Serve deployment."""
 
     min: int = Field(1, ge=1, description="Fewest replicas")
-    max: int = Field(1, ge=1, description=_MOST)
+    max: int = Field(1, ge=1, description="Most replicas; above min, Ray Serve adds replicas as requests queue up")
 
     @model_validator(mode="after")
     def _check_order(self) -> ReplicaSettings:
         if self.max < self.min:
             raise ValueError(f"max {self.max} is below min {self.min}")
         return self
-
-
-class AgentReplicaSettings(ReplicaSettings):
-    """Agents: a request is a group."""
-
-    max: int = Field(8, ge=1, description=f"{_MOST}, but no more than CPUs where the service starts its own Ray")
-
-
-class DispatcherReplicaSettings(ReplicaSettings):
-    """Dispatchers: what counts are their groups in flight."""
-
-    max: int = Field(
-        4,
-        ge=1,
-        description="Most replicas; above min, Ray Serve adds replicas as groups in flight grow, but no more than CPUs"
-        " where the service starts its own Ray",
-    )
 
 
 class EnvironmentRoute(UserCode):
@@ -166,6 +141,18 @@ class RolloutSettings(Section):
         ge=0,
         description="Most trajectories in progress per dispatcher; 0: four times engine.max_num_seqs per engine",
     )
+    max_agents: int = Field(
+        8,
+        ge=1,
+        description="Most replicas of agents; from one on, Ray Serve adds replicas as requests queue up, but no more"
+        " than CPUs where the service starts its own Ray",
+    )
+    max_dispatchers: int = Field(
+        4,
+        ge=1,
+        description="Most replicas of dispatchers; from one on, Ray Serve adds replicas as groups in flight grow, but"
+        " no more than CPUs where the service starts its own Ray",
+    )
     trajectory_timeout_s: float = Field(120.0, gt=0, description="Limit of one trajectory")
     retrieve_timeout_s: float = Field(30.0, gt=0, description="Limit of one search with all its retries")
     score_timeout_s: float = Field(60.0, gt=0, description="Limit of scoring a group with all retries")
@@ -179,8 +166,6 @@ class RolloutSettings(Section):
     )
     engine: EngineSettings = EngineSettings()
     engine_replicas: ReplicaSettings = ReplicaSettings()
-    agent_replicas: AgentReplicaSettings = AgentReplicaSettings()
-    dispatcher_replicas: DispatcherReplicaSettings = DispatcherReplicaSettings()
     weights: WeightSettings = WeightSettings()
 
     @property

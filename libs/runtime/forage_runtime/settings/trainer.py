@@ -46,13 +46,12 @@ class PublishSettings(Section):
 
 
 class ProbeSettings(Section):
-    """Faithfulness probes on validation questions during training."""
+    """Faithfulness probes during training, of the turn that answers: on validation questions, and for a penalty."""
 
-    freq: int = Field(0, ge=0, description="Interval of probes; 0: never")
+    freq: int = Field(0, ge=0, description="Interval of probes on validation questions; 0: never")
     trajectories: int = Field(16, ge=1, description="Validation questions that are probed, the same ones every time")
     points: int = Field(10, ge=1, description="Truncations of a chain of thought, besides the empty one")
     samples: int = Field(50, ge=1, description="Answers that are sampled per truncation")
-    turn: Literal["answer", "any"] = Field("answer", description="Turns that are probed: the one that answers, or all")
     timeout_s: float = Field(600.0, gt=0, description="Longest wait of the training; unfinished probes are skipped")
 
 
@@ -156,8 +155,8 @@ class TrainerSettings(Section):
         processes, shards = self.nnodes * self.n_gpus_per_node, self.engine.fsdp_size
         if 0 < shards < processes and processes % shards:
             raise ValueError(
-                f"engine.fsdp_size={shards} does not divide the {processes} processes of nnodes times n_gpus_per_node: "
-                "set it to a divisor, or to -1"
+                f"engine.args.fsdp_size={shards} does not divide the {processes} processes of nnodes times "
+                "n_gpus_per_node: set it to a divisor, or to -1"
             )
         return self
 
