@@ -155,7 +155,7 @@ def write_code(folder: Path) -> Path:
 
 
 def open_scorer(code: Path, targets: Targets, mode: Sandbox, **options: object) -> tuple[UserRewards, Score]:
-    reward = UserReward(path=code, **{"timeout_s": 300.0, "memory_mib": 512, **options})  # type: ignore[arg-type]
+    reward = UserReward(function=f"{code}:score", **{"timeout_s": 300.0, "memory_mib": 512, **options})  # type: ignore[arg-type]
     user = UserRewards({"mine": reward}, REWARDS, mode)
     router = RewardRouter({"a": RewardRoute(name="mine", params=dict(targets.params))}, user.rewards)
 

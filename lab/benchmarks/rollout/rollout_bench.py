@@ -66,7 +66,7 @@ def list_overrides(folder: Path, base: int) -> list[str]:
         "run.id=bench-rollout",
         f"model.path={root}/models/tiny-policy",
         f"reward.routes.{plan.DATA_SOURCE}={{name: search_r1_format}}",
-        f"rollout.environments.{plan.DATA_SOURCE}={{path: {HERE}/spread_environment.py}}",
+        f"rollout.environments.{plan.DATA_SOURCE}={{name: {HERE}/spread_environment.py:Spread}}",
         f"rollout.engine.max_num_seqs={SLOTS}",
         "rollout.engine.max_model_len=768",
         f"rollout.max_turns={plan.MAX_TURNS - 1}",

@@ -69,7 +69,7 @@ def test_no_more_questions_are_probed_than_there_are(
 ) -> None:
     every = ["trainer.probe.trajectories=100", "trainer.probe.samples=2", "trainer.probe.points=1"]
     result = make_probe(settings(*every)).run(POLICY, do_nothing)
-    assert (result["val-probe/count"], result["val-probe/failed"]) == (18, 0)
+    assert (result["val-probe/count"], result["val-probe/failed"]) == (9, 0)
 
 
 def test_a_probe_waits_until_its_policy_is_served(

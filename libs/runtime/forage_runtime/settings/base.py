@@ -16,13 +16,12 @@ _HOST = re.compile(r"(\[[0-9a-f:.%]*\]|[^:@\[\]\s]*)(:\d{1,5})?", re.IGNORECASE)
 _IS_REDIS = re.compile(r"rediss?(\+|$)|unix$", re.IGNORECASE)
 _IS_WEB = re.compile(r"https?$", re.IGNORECASE)
 
-
-_FUNCTION = re.compile(r"(.+\.py|[^\W\d][\w.]*):[^\W\d]\w*")
+_FUNCTION = r"(.+\.py|[^\W\d][\w.]*):[^\W\d]\w*"
 
 
 def is_function_name(source: str) -> bool:
     """Whether it is FILE.py:FUNCTION or MODULE:FUNCTION."""
-    return bool(_FUNCTION.fullmatch(source))
+    return bool(re.fullmatch(_FUNCTION, source))
 
 
 def _check_function(source: str) -> str:
@@ -99,15 +98,26 @@ def check_web(url: str) -> str:
         ValueError: it is no address of the web, nor empty.
     """
     if not re.match(_WEB, url):
-        raise ValueError("expected an address such as http://host:8080 or https://host, or nothing")
+        raise ValueError("expected an address such as http://host:8080 or https://host")
     return url
 
 
-_WEB = r"^$|^https?://[^\s]+$"
-WebUrl = Annotated[
-    str, BeforeValidator(check_url), AfterValidator(check_web), Field(json_schema_extra={"pattern": _WEB})
-]
-"""An address of the web, or none."""
+_WEB = r"^https?://[^\s]+$"
+
+
+def _check_model(model: str) -> str:
+    return check_web(model) if "://" in model else model
+
+
+ModelSource = Annotated[str, BeforeValidator(check_url), AfterValidator(_check_model)]
+"""A model: its folder or another name of it, or the web address of a server that has it."""
+
+
+def find_server(model: str) -> str:
+    """The address in a `ModelSource`; empty: it is a model of this machine."""
+    return model if "://" in model else ""
+
+
 ADDRESS = r"([^:/\s\[\]]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}"
 # A string in the annotation names the type in descriptions.
 Address = Annotated[

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from forage_runtime.settings.base import Address, Params, Section
+from forage_runtime.settings.base import Address, Params, Section, is_function_name
 from forage_runtime.settings.security import UserCode
 
 
@@ -53,22 +54,25 @@ class RewardRoute(Section):
 class UserReward(UserCode):
     """A reward function of your own; it runs in separate processes with limits, without network and files."""
 
-    path: Path | None = Field(None, description="Python file with the function; exclusive with entry_point")
-    entry_point: str = Field(
-        "", description="module:function, or a name in the entry point group forage.rewards; exclusive with path"
+    function: str = Field(
+        description="FILE.py:FUNCTION, MODULE:FUNCTION, or a name in the entry point group forage.rewards"
     )
-    function: str = Field("score", pattern=r"^[A-Za-z_]\w*$", description="Name of the function in the file")
     timeout_s: float = Field(5.0, gt=0, description="Limit of one call, after which its process is restarted")
     memory_mib: int = Field(
         1024, ge=16, description="Memory that the function may use beyond that of an empty interpreter"
     )
     processes: int = Field(1, ge=1, description="Processes per worker, each with one call at a time")
 
-    @model_validator(mode="after")
-    def _check_source(self) -> UserReward:
-        if (self.path is None) == (not self.entry_point):
-            raise ValueError("give either path or entry_point")
-        return self
+    @field_validator("function")
+    @classmethod
+    def _check_function(cls, source: str) -> str:
+        is_installed = re.fullmatch(r"[\w.-]+", source) and not source.endswith(".py")
+        if not is_installed and not is_function_name(source):
+            raise ValueError(
+                "expected FILE.py:FUNCTION or MODULE:FUNCTION, such as my_reward.py:score, or a name in the entry "
+                "point group forage.rewards"
+            )
+        return source
 
 
 class RewardSettings(Section):

@@ -61,9 +61,7 @@ class ReplicaSettings(Section):
 class EnvironmentRoute(UserCode):
     """The environment of a data source: a built-in one or your own, which runs in a process of its own."""
 
-    name: str = Field("", description="Built-in environment: search or single_turn")
-    path: Path | None = Field(None, description="Python file with an environment; exclusive with name and entry_point")
-    entry_point: str = Field("", description="module:class of an environment; exclusive with name and path")
+    name: str = Field(min_length=1, description="Built in: search or single_turn; or FILE.py:CLASS or MODULE:CLASS")
     params: Params = Field(default_factory=dict, description="Parameters of the environment")
     timeout_s: float = Field(
         30.0, gt=0, description="Longest that your code may keep its event loop busy; then its process is restarted"
@@ -72,19 +70,22 @@ class EnvironmentRoute(UserCode):
         2048, ge=16, description="Memory that your code may use beyond that of an empty interpreter"
     )
 
+    @property
+    def is_own(self) -> bool:
+        """Whether it is code of the user's own."""
+        return ":" in self.name
+
     @model_validator(mode="after")
     def _check_source(self) -> EnvironmentRoute:
-        if bool(self.name) + bool(self.path) + bool(self.entry_point) != 1:
-            raise ValueError("give exactly one of name, path and entry_point")
         of_own = self.model_fields_set & {*UserCode.model_fields, "timeout_s", "memory_mib"}
         own_values = {name for name in of_own if getattr(self, name) != EnvironmentRoute.model_fields[name].default}
-        if self.name and own_values:
+        if own_values and not self.is_own:
             raise ValueError(f"{', '.join(sorted(own_values))}: for code of your own; {self.name} is built in")
         return self
 
     def __str__(self) -> str:
         """What tells it from others. The folder of a file does not, as machines differ in it."""
-        name = self.name or self.entry_point or (self.path.name if self.path else "")
+        name = Path(self.name).name if self.is_own else self.name
         digest = hashlib.sha256(json.dumps(self.params, sort_keys=True, default=str).encode()).hexdigest()
         return f"{name} (parameters {digest[:8]})" if self.params else name
 

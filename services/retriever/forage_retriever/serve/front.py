@@ -86,7 +86,7 @@ class Front:
             SettingsError: a setting needs a corpus, which a front has not.
         """
         own = settings.retriever
-        if own.rerank.model or own.rerank.url:
+        if own.rerank.model:
             raise SettingsError("retriever.rerank is set together with retriever.shards: rerank in the shards instead")
         self._settings = own
         self._health = health
