@@ -31,8 +31,8 @@ BROKEN = {
         "tls.cert=/no/cert": "setting 'tls': cert is given without key",
         "reward.shadow.x=no_such_route": "shadow.x is 'no_such_route': expected another entry of reward.routes",
         "reward.shadow.world_facts=world_facts": "shadow.world_facts is 'world_facts': expected another entry",
-        "reward.user.mine.function=mine.py": "setting 'reward.user.mine.function' is 'mine.py': expected FILE.py:FUNCTION",
-        "reward.routes.x.params.a=1": "give either the name of one reward or components",
+        "reward.user.mine.function=mine.py": "reward.user.mine.function' is 'mine.py': expected FILE.py:FUNCTION",
+        "reward.routes.x.params.a=1": "setting 'reward.routes.x.0.name': Field required",
         "trainer.actor.policy_loss.loss_mode=dro": "loss_mode dro needs args.dro_beta",
     },
     "files": {

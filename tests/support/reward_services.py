@@ -60,7 +60,7 @@ def service(start_shared: StartReward) -> Service:
     Tests compare its metrics before and after.
     """
     return start_shared(
-        "reward.routes.composed={components: [{name: em, weight: 2.0, params: {score: 0.5}}, {name: f1}]}",
+        "reward.routes.composed=[{name: em, weight: 2.0, params: {score: 0.5}}, {name: f1}]",
         "reward.routes.second={name: subem}",
         "reward.shadow.composed=second",
         "reward.routes.shadowed={name: em}",

@@ -3,52 +3,77 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    WrapSerializer,
+    field_validator,
+    model_validator,
+)
 
 from forage_runtime.settings.base import Address, Params, Section, is_function_name
 from forage_runtime.settings.security import UserCode
 
 
-class RewardComponent(Section):
-    """One of the rewards that are added up."""
+class RewardPart(Section):
+    """The reward of a data source, or one of those of a list, whose weighted scores are added up."""
 
     name: str = Field(min_length=1, description="Name of a registered reward")
     label: str = Field(
         "",
         pattern=r"^([A-Za-z0-9][A-Za-z0-9_-]*)?$",
-        description="Name of the component in scores and metrics; empty: the reward's name",
+        description="Name of the part in scores and metrics; empty: the reward's name",
     )
-    weight: float = Field(1.0, allow_inf_nan=False, description="Factor of the component in the total")
+    weight: float = Field(1.0, allow_inf_nan=False, description="Factor of the part in the total")
     params: Params = Field(default_factory=dict, description="Parameters of the reward")
-
-
-class RewardRoute(Section):
-    """The reward of a data source: one registered reward, or a weighted sum of several."""
-
-    name: str = Field("", description="Name of a registered reward; exclusive with components")
-    params: Params = Field(default_factory=dict, description="Parameters of the reward")
-    components: tuple[RewardComponent, ...] | None = Field(
-        None, min_length=1, description="Rewards whose weighted scores are added up; exclusive with name"
-    )
 
     @property
     def title(self) -> str:
-        """The reward, or the components joined by "+"."""
-        return "+".join(part.label or part.name for part in self.components or ()) or self.name
+        return self.label or self.name
 
-    @model_validator(mode="after")
-    def _check_form(self) -> RewardRoute:
-        if bool(self.name) == (self.components is not None):
-            raise ValueError("give either the name of one reward or components")
-        if self.components is not None and self.params:
-            raise ValueError("params belong to each of the components")
-        labels = [part.label or part.name for part in self.components or ()]
-        for label in labels:
-            if labels.count(label) > 1:
-                raise ValueError(f"two components are called {label!r}: give each a label of its own")
-        return self
+    @property
+    def is_plain(self) -> bool:
+        """Whether its score is the reward's own."""
+        return not self.label and self.weight == 1
+
+
+def _accept_one(value: Any) -> Any:
+    return (value,) if isinstance(value, Mapping | RewardPart) else value
+
+
+def _write_one(parts: tuple[RewardPart, ...], write: SerializerFunctionWrapHandler) -> Any:
+    written = write(parts)
+    return written[0] if len(written) == 1 else written
+
+
+def _check_titles(parts: tuple[RewardPart, ...]) -> tuple[RewardPart, ...]:
+    titles = [part.title for part in parts]
+    for title in titles:
+        if titles.count(title) > 1:
+            raise ValueError(f"two parts are called {title!r}: give each a label of its own")
+    return parts
+
+
+RewardRoute = Annotated[
+    tuple[RewardPart, ...],
+    BeforeValidator(_accept_one),
+    Field(min_length=1),
+    AfterValidator(_check_titles),
+    WrapSerializer(_write_one),
+    "section or list of section",
+]
+"""The reward of a data source: a part, or several that are added up."""
+
+
+def join_titles(route: Sequence[RewardPart]) -> str:
+    """The reward of a route, or its parts joined by "+"."""
+    return "+".join(part.title for part in route)
 
 
 class UserReward(UserCode):
@@ -84,8 +109,8 @@ class RewardSettings(Section):
         None, description="File with the bearer tokens, a line each, one of which callers must send; null: no token"
     )
     routes: dict[str, RewardRoute] = Field(
-        default_factory=lambda: {"world_facts": RewardRoute(name="search_r1_format")},
-        description="Reward of each data source (data_source in the Parquet file)",
+        default_factory=lambda: {"world_facts": (RewardPart(name="search_r1_format"),)},
+        description="Reward of each data source (data_source in the Parquet file), or a list of some to add up",
     )
     user: dict[str, UserReward] = Field(default_factory=dict, description="Reward functions of your own, by name")
     shadow: dict[str, str] = Field(
