@@ -44,7 +44,7 @@ def test_sections_that_a_file_names_twice_by_an_alias_are_two(tmp_path: Path) ->
     file.write_text("actor: &same {optim: {lr: 3e-6}}\ncritic: *same\nreward: {routes: {a.b: {name: em}}}\n")
     settings = load_settings(file, environ={})
     assert settings.trainer.actor.optim.lr == settings.trainer.critic.optim.lr == 3e-6
-    assert settings.reward.routes["a.b"].name == "em"
+    assert settings.reward.routes["a.b"][0].name == "em"
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,11 @@ RewardRoute = Annotated[
 """The reward of a data source: a part, or several that are added up."""
 
 
+def make_route(name: str, params: Mapping[str, float | int | str | bool] | None = None) -> tuple[RewardPart, ...]:
+    """The route of a single reward."""
+    return (RewardPart(name=name, params=dict(params or {})),)
+
+
 def join_titles(route: Sequence[RewardPart]) -> str:
     """The reward of a route, or its parts joined by "+"."""
     return "+".join(part.title for part in route)
@@ -109,7 +114,7 @@ class RewardSettings(Section):
         None, description="File with the bearer tokens, a line each, one of which callers must send; null: no token"
     )
     routes: dict[str, RewardRoute] = Field(
-        default_factory=lambda: {"world_facts": (RewardPart(name="search_r1_format"),)},
+        default_factory=lambda: {"world_facts": make_route("search_r1_format")},
         description="Reward of each data source (data_source in the Parquet file), or a list of some to add up",
     )
     user: dict[str, UserReward] = Field(default_factory=dict, description="Reward functions of your own, by name")
