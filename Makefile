@@ -5,7 +5,7 @@ FORAGE := .venvs/cli/bin/forage
 UV_RUN := .venvs/uv/bin/uv run --quiet --no-project --python $(PYTHON)
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(UV_RUN) --with-requirements docs/requirements.lock mkdocs
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-changed test-long test-seconds test-stress test-compose lint format \
+.PHONY: help setup wheel demo test test-all test-changed test-long test-seconds test-stress test-compose lint format \
   screenshots console docs docs-serve reference dashboards chart-schema proto lock audit audit-update pin-images \
   images up down logs bench gpu-check simulate chaos fuzz soak-reward version release clean
 
@@ -14,6 +14,9 @@ help: ## list the targets
 
 setup: ## install one environment per service in .venvs/ and build the console's pages, when needed (DEVICE=gpu, and DEVICE=cpu to go back)
 	@scripts/setup.sh $(if $(DEVICE),--device '$(DEVICE)')
+
+wheel: setup ## build dist/forage_cli-*.whl: 'pip install' it anywhere, and 'forage demo' runs in an empty folder
+	@$(PYTHON) scripts/wheel.py
 
 demo: setup ## train the tiny policy to search, with a live view, in five to ten minutes (SEED=0)
 	@$(FORAGE) demo --seed $(SEED)

@@ -42,6 +42,17 @@ for home in cli services/{console,retriever,reward,rollout,trainer}; do
   )
 done
 
+# The trackers of trainer.logger beside tensorboard: what requirements.lock lacks. It overrides their own bounds, which are
+# below some of its versions.
+(
+  cd services/trainer
+  compile trackers.txt --overrides <(grep -vE '^ ' requirements.lock | sed -E 's| \\$||') -o trackers.lock > /dev/null
+  known=$(sed -nE 's/^([^ =]+)==.*/\1/p' requirements.lock)
+  awk 'NR == FNR { known[$0]; next } /^[^ ]/ { split($0, part, "=="); kept = !(part[1] in known) } kept' \
+    <(echo "$known") trackers.lock > trackers.lock.new
+  mv trackers.lock.new trackers.lock
+)
+
 for list in {tests,docs,scripts,deploy/grafana}/requirements*.txt; do
   compile --no-deps "$list" -o "${list%.txt}.lock" > /dev/null
 done

@@ -22,8 +22,7 @@ from forage_proto.v1.trajectory_pb2 import (
     TrajectoryGroup,
 )
 from forage_runtime.settings import load_settings
-from forage_trajectory.codec import pack_group
-from forage_trajectory.planes import compress, decompress
+from forage_trajectory.codec import compress, decompress, pack_group
 from fuzz.damage import ODD_TEXTS
 from fuzz.inputs import Input
 from fuzz.messages import generate_payloads

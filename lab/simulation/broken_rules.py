@@ -17,19 +17,16 @@ from forage_queue.rollout.dispatcher import Dispatcher
 from forage_queue.streams import functions, payloads
 from forage_queue.streams.client import StreamClient
 from forage_queue.trainer import shifts
-from forage_queue.trainer.arrivals import Arrivals, Receiver
-from forage_queue.trainer.batcher import Batcher
+from forage_queue.trainer.batcher import Arrivals, Batcher, Receiver, UnackedSteps
 from forage_queue.trainer.places import ConsumedSlots
 from forage_queue.trainer.replay_groups import ReplayGroups
-from forage_queue.trainer.unacked import UnackedSteps
 from forage_runtime.files import durable
 from forage_trainer.checkpoints.rollbacks import Rollbacks
 from forage_weights import cache
 from forage_weights.announcement import list_files
 from forage_weights.folders import name_folder
 from forage_weights.trainer import publisher
-from forage_weights.trainer.policy_store import PolicyStore
-from forage_weights.trainer.publisher import Publisher
+from forage_weights.trainer.publisher import PolicyStore, Publisher
 from forage_weights.trainer.refusals import Refusals
 from simulation import programs
 from simulation.scenario import SLOW, Scenario, draw_scenario

@@ -162,7 +162,7 @@ def install(world: World, disk: Disk, on_change: Hook, others: Iterable[tuple[An
     others: what else is replaced: (owner, name, value).
     """
     from forage_queue.rollout import shifts as engine_shifts
-    from forage_queue.streams import groups
+    from forage_queue.streams import client as stream_client
     from forage_queue.trainer import batcher, shifts
     from forage_trainer import folder_digests
     from forage_trainer.checkpoints import checkpoint
@@ -240,7 +240,7 @@ def install(world: World, disk: Disk, on_change: Hook, others: Iterable[tuple[An
         (os, "kill", kill),
         (os, "urandom", seeded.randbytes),
         (shutil, "disk_usage", usage),
-        (groups, "ThreadPoolExecutor", lambda *_: _Threads(world)),
+        (stream_client, "ThreadPoolExecutor", lambda *_: _Threads(world)),
         (batcher, "ThreadPoolExecutor", lambda *_: _Threads(world)),
         (folder_digests, "ThreadPoolExecutor", lambda *_: _Threads(world)),
         (checkpoint, "ThreadPoolExecutor", lambda *_: _Threads(world)),

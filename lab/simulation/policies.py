@@ -95,7 +95,7 @@ class Policies:
 
 def list_watched(policies: Policies) -> list[tuple[Any, str, Any]]:
     """What is replaced to see what the trainer publishes and deletes: (owner, name, value)."""
-    from forage_weights.trainer import policy_store
+    from forage_weights.trainer import publisher
     from forage_weights.trainer.publisher import Publisher
 
     real_publish = Publisher.publish
@@ -113,7 +113,7 @@ def list_watched(policies: Policies) -> list[tuple[Any, str, Any]]:
         return call
 
     names = ("remove_folder", "delete_folder")
-    return [(Publisher, "publish", publish), *((policy_store, one, watch(getattr(policy_store, one))) for one in names)]
+    return [(Publisher, "publish", publish), *((publisher, one, watch(getattr(publisher, one))) for one in names)]
 
 
 def list_addresses(policy: Policy) -> Iterator[tuple[str, str]]:

@@ -57,8 +57,8 @@ from forage_weights.announcement import PolicyError  # noqa: E402
 from forage_weights.cache import PolicyCache  # noqa: E402
 from forage_weights.delta import DeltaError  # noqa: E402
 from forage_weights.rollout import follower  # noqa: E402
-from forage_weights.rollout.holding import hold_policy  # noqa: E402
 from forage_weights.rollout.policy import is_newer  # noqa: E402
+from forage_weights.rollout.preparation import hold_policy  # noqa: E402
 
 follower.POLL_INTERVAL_S = 1.0  # polls are most of what is simulated
 trainer_shifts._LOOK_S = 0.3

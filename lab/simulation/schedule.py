@@ -23,7 +23,7 @@ from forage_queue.checker.check import Limits, check_operations
 from forage_queue.checker.operations import read_history
 from forage_queue.streams.client import StreamClient
 from forage_queue.streams.payloads import FOLDER, ORPHAN_S, Payloads
-from forage_queue.trainer.dataset import make_batches
+from forage_queue.trainer.feeder import make_batches
 from forage_runtime.settings import Settings
 from simulation import machine
 from simulation.faults import Faults

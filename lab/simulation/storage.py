@@ -199,7 +199,7 @@ def list_replaced(
 ) -> tuple[list[tuple[Any, str, Any]], Callable[[], None]]:
     """What is replaced for the time of a schedule: (owner, name, value); and what ends the replacement."""
     from forage_weights import announcement, cache, delta, storage
-    from forage_weights.trainer import publisher, safetensors_file
+    from forage_weights.trainer import model_files, publisher
 
     _FileSystem.current = store
     locks = _Locks(world)
@@ -224,7 +224,7 @@ def list_replaced(
     replaced: list[tuple[Any, str, Any]] = [
         (os, "posix_fallocate", allocate),
         (delta, "ThreadPoolExecutor", _AtOnce),
-        (safetensors_file, "ThreadPoolExecutor", _AtOnce),
+        (model_files, "ThreadPoolExecutor", _AtOnce),
         (cache, "os", _Delegate(os, open=locks.open, close=locks.close, fstat=locks.fstat, utime=locks.utime)),
         (cache, "fcntl", _Delegate(fcntl, flock=locks.flock)),
         (cache, "_POLL_S", _POLL_S),

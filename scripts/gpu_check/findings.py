@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from forage_cli.local.home import find_interpreter
 from forage_cli.local.nvidia import LocalGpu, find_cuda, list_gpus
-from forage_cli.local.stack import Program, find_interpreter
+from forage_cli.local.stack import Program
 from forage_cli.planning.shapes import KNOWN
 
 HERE = Path(__file__).resolve().parent

@@ -9,9 +9,9 @@ from end_to_end import EndToEnd
 from findings import Findings, make_model
 from service import free_base_port
 
-from forage_cli.local.stack import repository
+from forage_cli.local.home import find_home
 
-FOLDER = repository() / "runs/gpu-check"
+FOLDER = find_home() / "runs/gpu-check"
 
 
 def run_training(name: str, steps: int, *settings: str, recipe: Path | None = None) -> EndToEnd:
@@ -32,7 +32,7 @@ def find_model(findings: Findings) -> tuple[Path, str]:
     if findings.model is not None:
         return findings.model, findings.model.name
     if not findings.has_gpu:
-        return repository() / "models/tiny-policy", "tiny-policy"
+        return find_home() / "models/tiny-policy", "tiny-policy"
     from weights_bench import find_model
 
     from forage_runtime.errors import UserError

@@ -8,8 +8,7 @@ from forage_proto.v1.packed_pb2 import PackedGroup
 from forage_proto.v1.trajectory_pb2 import Score, TrajectoryGroup
 from forage_proto.v1.trajectory_pb2 import Trajectory as TrajectoryMessage
 from forage_trajectory.codec import decode_group, pack_group
-from forage_trajectory.columns import ColumnFolder
-from forage_trajectory.trajectory import Group, Trajectory
+from forage_trajectory.trajectory import ColumnFolder, Group, Trajectory
 
 
 def arrive(group: TrajectoryGroup, folder: ColumnFolder | None = None) -> Group:

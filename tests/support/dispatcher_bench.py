@@ -15,7 +15,7 @@ from waiting import WAIT_S, wait_until_async
 
 from forage_proto.v1.packed_pb2 import PackedGroup
 from forage_proto.v1.trajectory_pb2 import Policy, Prompt, Replica, Trajectory, TrajectoryGroup
-from forage_queue.rollout import dispatcher, policy_progress
+from forage_queue.rollout import dispatcher
 from forage_queue.rollout.concurrency import AskCounts
 from forage_queue.rollout.dispatcher import Dispatcher
 from forage_queue.streams.client import StreamClient
@@ -161,6 +161,6 @@ def bench(redis_server: RedisSettings, monkeypatch: pytest.MonkeyPatch) -> Bench
     monkeypatch.setattr(dispatcher, "RETRY_INTERVAL_S", 0.05)
     # A thread that reads may outlive its test by so long.
     monkeypatch.setattr(dispatcher, "BLOCK_S", 0.1)
-    monkeypatch.setattr(policy_progress, "WATCH_S", 0.2)
-    monkeypatch.setattr(policy_progress, "LIVELY_S", 3600)  # engines here give one sign of life
+    monkeypatch.setattr(dispatcher, "WATCH_S", 0.2)
+    monkeypatch.setattr(dispatcher, "LIVELY_S", 3600)  # engines here give one sign of life
     return Bench(redis_server)

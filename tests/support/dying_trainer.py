@@ -10,8 +10,8 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+from forage_queue.trainer.batcher import UnackedSteps
 from forage_queue.trainer.feeder import Feeder
-from forage_queue.trainer.unacked import UnackedSteps
 from forage_runtime import service
 from forage_trainer import __main__ as trainer
 from forage_trainer.checkpoints.checkpoint import Checkpoints

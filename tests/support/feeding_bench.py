@@ -13,15 +13,14 @@ from waiting import WAIT_S
 from forage_proto.v1.trajectory_pb2 import GroundTruth, Prompt, Status, TrajectoryGroup
 from forage_queue.streams.client import GROUP, StreamClient
 from forage_queue.trainer.batcher import Batch, Batcher
-from forage_queue.trainer.dataset import Batches
 from forage_queue.trainer.decoder import GroupDecoder
-from forage_queue.trainer.feeder import Feeder
+from forage_queue.trainer.feeder import Batches, Feeder
 from forage_records.questions import Question
 from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import RedisSettings, Settings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
-from forage_trainer.data.selection import has_equal_rewards
+from forage_trainer.data.tensors import has_equal_rewards
 from forage_trajectory.codec import pack_group
 
 SIZE = 3

@@ -13,8 +13,7 @@ from verl.utils import tensordict_utils as tu
 
 from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
 from forage_runtime.settings import ActorSettings, AlgorithmSettings, CorrectionSettings
-from forage_trainer.data.selection import select_trajectories
-from forage_trainer.data.tensors import StepTensors, build_step_tensors
+from forage_trainer.data.tensors import StepTensors, build_step_tensors, select_trajectories
 from forage_trainer.engine.actor_loss import ActorLoss, build_actor_config
 
 SCALE = 40

@@ -7,8 +7,7 @@ from trainer_parts import build_trajectory
 
 from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
 from forage_runtime.settings import AlgorithmSettings
-from forage_trainer.data.selection import select_trajectories
-from forage_trainer.data.tensors import StepTensors, build_step_tensors
+from forage_trainer.data.tensors import StepTensors, build_step_tensors, select_trajectories
 
 LENGTHS = (6, 8, 9, 10, 12, 14)
 """Generated tokens of trajectories; two turns each, and an observation between them that counts for nothing."""

@@ -21,8 +21,7 @@ from forage_runtime.settings import PublishSettings, RedisSettings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
 from forage_runtime.telemetry.logs import configure_logs
-from forage_weights.trainer.policy_store import PolicyStore
-from forage_weights.trainer.publisher import Publisher
+from forage_weights.trainer.publisher import PolicyStore, Publisher
 
 Weights = dict[str, torch.Tensor]
 DENSE, SPARSE = 0.05, 0.5

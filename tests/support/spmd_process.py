@@ -17,12 +17,11 @@ from trainer_parts import build_trajectory
 
 from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
 from forage_runtime.settings import Settings, load_settings
-from forage_trainer.data.selection import select_trajectories
-from forage_trainer.data.tensors import StepTensors, build_step_tensors
+from forage_trainer.data.tensors import StepTensors, build_step_tensors, select_trajectories
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.engine.spmd import follow
-from forage_trainer.weights.snapshots import Snapshots
-from forage_trajectory.columns import ColumnFolder
+from forage_trainer.weights.publication import Snapshots
+from forage_trajectory.trajectory import ColumnFolder
 
 OPTIONS = [
     "trainer.threads=1",

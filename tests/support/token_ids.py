@@ -20,8 +20,7 @@ def list_ids(service: str, folder: Path, corpus: dict[str, Any]) -> dict[str, An
         from vllm.tokenizers import get_tokenizer
 
         from forage_rollout.engine.chat import render_chat
-        from forage_rollout.loop.observation_ids import escape_message
-        from forage_rollout.loop.tokens import FileTokenizer
+        from forage_rollout.loop.tokens import FileTokenizer, escape_message
 
         tokenizer, codec = get_tokenizer(str(folder)), FileTokenizer(folder)
         prompts = [

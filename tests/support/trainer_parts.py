@@ -29,7 +29,7 @@ from forage_proto.v1.trajectory_pb2 import (
 )
 from forage_queue.streams.client import Entry, StreamClient
 from forage_queue.streams.prompt_identity import build_group
-from forage_queue.trainer.unacked import ConsumedStep
+from forage_queue.trainer.batcher import ConsumedStep
 from forage_runtime.settings import RedisSettings
 from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.manifest import Stateful

@@ -40,10 +40,10 @@ def show(
 
       forage config show --explain
     """
-    from forage_runtime.settings import load_settings
+    from forage_cli.local.home import load_recipe
 
     console = TextConsole()
-    settings = load_settings(config, overrides or [])
+    settings = load_recipe(config, overrides or [])
     if explain:
         from forage_cli.settings_reference import describe_settings
 
@@ -70,10 +70,10 @@ def explain(
 
       forage config explain rollout.engine --config configs/demo.yaml
     """
+    from forage_cli.local.home import load_recipe
     from forage_cli.settings_reference import explain_setting
-    from forage_runtime.settings import load_settings
 
-    settings = load_settings(config, overrides or [])
+    settings = load_recipe(config, overrides or [])
     _print_explained(explain_setting(key), settings, TextConsole())
 
 
@@ -95,13 +95,13 @@ def check(overrides: Overrides = None, config: Config = None) -> None:
     """
     from forage_cli.local.environments import find_environment_problems
     from forage_cli.local.gpus import find_plan_problems
+    from forage_cli.local.home import load_recipe
     from forage_cli.local.preflight import check_settings, print_remarks
     from forage_cli.local.redis.memory import check_redis
     from forage_cli.planning.retrieval.here import describe_searches, estimate_searches
     from forage_cli.planning.streams import estimate_stream_memory
-    from forage_runtime.settings import load_settings
 
-    settings = load_settings(config, overrides or [])
+    settings = load_recipe(config, overrides or [])
     remarks = check_settings(settings)
     typer.echo("the settings are valid, and the files they name can be used")
     print_remarks(remarks)

@@ -155,13 +155,13 @@ def coverage(
     import json
 
     from forage_cli.datasets.coverage import ALL, ask_retriever, build_table, find_answers, summarize
+    from forage_cli.local.home import load_recipe
     from forage_cli.terminal.progress import show_progress
     from forage_records.questions import read_questions
     from forage_runtime.errors import DataError
     from forage_runtime.files.corpus import read_rows
-    from forage_runtime.settings import load_settings
 
-    settings = load_settings(config, overrides or [])
+    settings = load_recipe(config, overrides or [])
     console, depth = TextConsole(), topk or settings.retriever.topk
     files = questions or [*settings.data.train_paths, *settings.data.val_files]
     if not files:

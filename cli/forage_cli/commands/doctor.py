@@ -1,4 +1,4 @@
-"""`forage doctor`."""
+"""`forage doctor` and `forage setup`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import psutil
 import typer
@@ -17,6 +18,9 @@ from forage_cli.commands.options import BasePort, Config
 from forage_cli.terminal.tables import make_table
 from forage_runtime.errors import UserError
 from forage_runtime.text.console import TextConsole
+
+NEEDED_MEMORY_GIB, NEEDED_DISK_GIB = 5, 2
+"""Free memory and disk that `forage demo` needs on an installed machine; the README names the same."""
 
 _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "no_proxy", "no_grpc_proxy"})
 
@@ -47,22 +51,23 @@ def doctor(config: Config = None, base_port: BasePort = None) -> None:
 
 def run_checks(config: Path | None, base_port: int | None) -> Iterator[Check]:
     """Check everything that a local run needs, one thing at a time."""
-    from forage_cli.local import console, nvidia, preflight, stack
+    from forage_cli.local import console, home, nvidia, preflight, stack
     from forage_cli.local.redis.memory import check_redis
-    from forage_cli.local.training.load import CONFIG
     from forage_cli.planning.streams import estimate_stream_memory, format_bytes
     from forage_runtime.devices import count_cpus
     from forage_runtime.files.model_folder import check_model_folder
-    from forage_runtime.settings import load_settings
 
+    setup = home.describe_setup()
     version = ".".join(map(str, sys.version_info[:3]))
-    yield Check("python", version, "" if sys.version_info >= (3, 11) else "install Python 3.11 and run 'make setup'")
+    yield Check("python", version, "" if sys.version_info >= (3, 11) else f"install Python 3.11 and run {setup}")
     cores = count_cpus()
     yield Check("cores", str(cores), "" if cores >= 2 else "the demo is slow with fewer than two", fatal=False)
     memory = psutil.virtual_memory().available / 2**30
-    yield Check("free memory", f"{memory:.1f} GiB", "" if memory >= 5 else "the demo needs 5 GiB: close something")
-    disk = stack.measure_free_gib(stack.repository())
-    yield Check("free disk", f"{disk:.1f} GiB", "" if disk >= 2 else f"free 2 GiB at {stack.repository()}")
+    fix = "" if memory >= NEEDED_MEMORY_GIB else f"the demo needs {NEEDED_MEMORY_GIB} GiB: close something"
+    yield Check("free memory", f"{memory:.1f} GiB", fix)
+    disk = stack.measure_free_gib(home.find_home())
+    fix = "" if disk >= NEEDED_DISK_GIB else f"free {NEEDED_DISK_GIB} GiB at {home.find_home()}"
+    yield Check("free disk", f"{disk:.1f} GiB", fix)
     if Path("/dev/shm").exists():
         shared = shutil.disk_usage("/dev/shm").free / 2**30
         fix = "" if shared >= 0.3 else "Ray falls back to slower files: enlarge /dev/shm (docker: --shm-size=1g)"
@@ -72,12 +77,12 @@ def run_checks(config: Path | None, base_port: int | None) -> Iterator[Check]:
     for program in stack.Program:
         if program is stack.Program.REDIS:
             continue
-        try:
-            python, cuda = stack.find_interpreter(program), nvidia.find_cuda(program)
-            yield Check(f"{program} environment", f"{python} ({f'GPU, CUDA {cuda}' if cuda else 'CPU'})")
-        except UserError as error:
-            yield Check(f"{program} environment", "missing", str(error), fatal=program is not stack.Program.CONSOLE)
+        if not home.is_installed(program):
+            is_needed = home.is_checkout() and program is not stack.Program.CONSOLE  # a wheel installs it when it is
+            yield Check(f"{program} environment", "missing", f"run {setup}", fatal=is_needed)
         else:
+            python, cuda = home.locate_interpreter(program), nvidia.find_cuda(program)
+            yield Check(f"{program} environment", f"{python} ({f'GPU, CUDA {cuda}' if cuda else 'CPU'})")
             builds |= {program: cuda} if cuda else {}
     yield from check_gpus(builds)
     try:
@@ -85,9 +90,9 @@ def run_checks(config: Path | None, base_port: int | None) -> Iterator[Check]:
 
         yield Check("redis server", str(get_binary_path()))
     except ImportError as error:
-        yield Check("redis server", str(error), "run 'make setup'")
+        yield Check("redis server", str(error), f"run {setup}")
     try:
-        settings = load_settings(config or stack.repository() / CONFIG, stack.shift_ports(base_port))
+        settings = home.load_recipe(config or home.DEMO, stack.shift_ports(base_port))
     except UserError as error:
         yield Check("settings", "invalid", str(error))
         return
@@ -113,11 +118,12 @@ def check_gpus(builds: Mapping[str, str]) -> Iterator[Check]:
         builds: service with an environment for GPUs → the CUDA of its packages.
     """
     from forage_cli.local import nvidia
+    from forage_cli.local.home import describe_setup
     from forage_cli.local.stack import Program
 
     is_needed = bool(builds.keys() - {Program.RETRIEVER})  # FAISS for GPUs computes on CPUs, too
     cuda = max(builds.values(), key=nvidia.get_major, default="")
-    users, back = ", ".join(builds), "or go back with 'make setup DEVICE=cpu'"
+    users, back = ", ".join(builds), f"or go back with {describe_setup('cpu')}"
     try:
         gpus = nvidia.read_gpus()
     except UserError as error:
@@ -137,7 +143,7 @@ def check_gpus(builds: Mapping[str, str]) -> Iterator[Check]:
     if builds:
         fix = f"{fix}, {back}" if fix else ""
     elif not fix:
-        fix = "no environment uses it: run 'make setup DEVICE=gpu'"
+        fix = f"no environment uses it: run {describe_setup('gpu')}"
     yield Check("GPU driver", driver, fix, fatal=is_needed)
     try:
         capabilities = {} if is_old else nvidia.read_capabilities()
@@ -164,3 +170,27 @@ def _run_check(subject: str, value: str, check, *arguments) -> Check:  # type: i
     except UserError as error:
         return Check(subject, value, str(error))
     return Check(subject, value)
+
+
+def setup(
+    services: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SERVICES]...", help="retriever, reward, rollout, trainer or console.", show_default="all"
+        ),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="cpu, gpu, or gpu-base (a system Python with torch and vLLM).", show_default="as before")
+    ] = "",
+) -> None:
+    """Install the environments of the services from their locks; those that are current stay.
+
+    A wheel's command installs an environment by itself when it needs it first. Everything is below FORAGE_HOME
+    (~/.local/share/forage), in a checkout in .venvs.
+    """
+    from forage_cli.local.home import find_home, install
+    from forage_cli.local.stack import Program
+
+    wanted = services or [program for program in Program if program is not Program.REDIS]
+    install(wanted, device)
+    TextConsole().print(f"environments  {find_home() / '.venvs'}", highlight=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
@@ -12,6 +12,10 @@ from typer.core import TyperGroup
 from forage_cli.commands.options import BasePort, Config, load_run_settings
 from forage_cli.evaluation.layouts import Layout
 from forage_runtime.text.console import TextConsole
+
+if TYPE_CHECKING:
+    from forage_cli.evaluation.plan import EvaluationPlan
+    from forage_runtime.settings import Settings
 
 PaperLayout = Annotated[Layout | None, typer.Option(help="Also print the table of this paper.", show_default=False)]
 _READ = 3
@@ -23,7 +27,9 @@ class _RunByDefault(TyperGroup):
     """`forage eval FILE …` is `forage eval run FILE …`: a first word that is no command belongs to `run`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.commands, *self.get_help_option_names(ctx)):
+        if args[:1] == ["--verify"]:
+            args = ["verify", *args[1:]]
+        elif args and args[0] not in (*self.commands, *self.get_help_option_names(ctx)):
             args = ["run", *args]
         return list(super().parse_args(ctx, args))
 
@@ -46,6 +52,10 @@ def _group() -> None:
 
     [bold]forage eval compare runs/evaluations/x:before runs/evaluations/x:after[/]
     the difference of two policies, and the questions it comes from
+
+    [bold]forage eval test.parquet --policy runs/latest@best --card card.json[/]
+    [bold]forage eval verify card.json[/]
+    numbers with all that they depend on, and the same evaluation again, which says whether it agrees
 
     'forage eval FILE' means 'forage eval run FILE'; 'forage eval run --help' lists the options.
     """
@@ -91,6 +101,10 @@ def run(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Remove the results of another evaluation in the folder.")
     ] = False,
+    card: Annotated[
+        Path | None,
+        typer.Option(help="Write the numbers with all that they depend on to this file.", show_default=False),
+    ] = None,
     layout: PaperLayout = None,
     config: Config = None,
     base_port: BasePort = None,
@@ -101,11 +115,8 @@ def run(
     ('running'), or starts them and switches them from policy to policy. After Ctrl-C or a crash the same command
     continues: finished questions are kept, failed ones are retried.
     """
-    from forage_cli.evaluation import plan, request
-    from forage_cli.evaluation import report as pages
-    from forage_cli.evaluation import run as running
+    from forage_cli.evaluation import cards, request
     from forage_runtime.errors import UserError
-    from forage_runtime.files.model_folder import read_end_of_turn
 
     console = TextConsole()
     files, overrides = request.split_arguments(arguments)
@@ -113,21 +124,114 @@ def run(
     policies = request.resolve_policies(policy or [], untrained, with_untrained)
     settings = load_run_settings(config or request.find_run_config(policies), overrides, base_port, "eval")
     policies = request.complete_policies(policies, settings)
+    if card is not None:
+        cards.require_known(policies)
     work, settings = request.make_plan(files, policies, methods, settings, samples, temperature, seed, limit)
-    folder = out or settings.run.dir / "evaluations" / "-".join(
-        [*(f"{file.absolute().parent.name}-{file.stem}" for file in files), *(policy.label for policy in policies)]
+    folder = out or settings.run.dir / "evaluations" / _name_evaluation(work)
+    work, summary = _evaluate(work, settings, folder, fresh, console)
+    _print_results(summary, layout, console)
+    _print_files(folder, console)
+    if not any(entry["questions"] for entry in summary["results"]):
+        raise UserError(f"every question failed: {summary['failures'][0]['failure']}")
+    if card is not None:
+        cards.write_card(cards.build_card(work, settings, folder, summary, cards.find_commit()), card)
+        console.print(f"card    {card}", highlight=False)
+
+
+@app.command()
+def verify(
+    card: Annotated[Path, typer.Argument(help="File of 'forage eval … --card FILE'.", show_default=False)],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[QUESTIONS]... [SETTINGS]...",
+            help="Where the card's questions are on this machine, and settings such as data.corpus=corpus.jsonl.",
+            show_default="those of the card",
+        ),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=FOLDER or NAME=URL: where the card's policy NAME is; repeat.", show_default="the card's"
+        ),
+    ] = None,
+    config: Config = None,
+    base_port: BasePort = None,
+) -> None:
+    """Evaluate again what a card describes, and say whether its numbers hold.
+
+    Questions, policies, settings and template must be those of the card; the first line says what is another one.
+    Exit code 1: a number of the card does not hold.
+    """
+    from forage_cli.evaluation import cards, request, tables
+    from forage_cli.evaluation.methods import Method
+    from forage_cli.evaluation.plan import MANIFEST
+    from forage_cli.evaluation.results import RESULTS
+    from forage_runtime.errors import UserError
+
+    console = TextConsole()
+    read = cards.read_card(card)
+    files, overrides = request.split_arguments(arguments or [], read.questions.files)
+    given = [*(policy or [])]
+    named = {text.partition("=")[0] for text in given}
+    given += [f"{one.label}={one.source}" for one in read.policies if one.label not in named]
+    policies = request.resolve_policies(given, None, False)
+    settings = load_run_settings(
+        config or request.find_run_config(policies), [*read.list_settings(), *overrides], base_port, "eval"
     )
+    policies = request.complete_policies(policies, settings)
+    cards.require_known(policies)
+    drawn = read.sampling
+    methods = tuple(Method(name) for name in read.methods)
+    work, settings = request.make_plan(
+        files, policies, methods, settings, drawn.samples, drawn.temperature, drawn.seed, read.questions.limit
+    )
+    if differences := cards.list_differences(read, work):
+        raise UserError(f"{card} is of other inputs: {'; '.join(differences)}")
+    folder = settings.run.dir / "evaluations" / f"{_name_evaluation(work)}-verified"
+    is_over = (folder / MANIFEST).exists() and (folder / RESULTS).exists()  # else a run that was interrupted goes on
+    work, summary = _evaluate(work, settings, folder, is_over, console)
+    again = cards.build_card(work, settings, folder, summary)
+    verified = cards.verify_results(read, again)
+    searched, is_other = cards.describe_searched(read, again)
+    _print_whole(tables.render_verified(verified))
+    if searched:
+        console.print(searched, style="red" if is_other else "yellow", highlight=False)
+    _print_files(folder, console)
+    holds = all(one.verdict.holds for one in verified) and not is_other
+    console.print(f"{card}: {'every number holds' if holds else 'does not hold'}", highlight=False)
+    if not holds:
+        raise typer.Exit(1)
+
+
+def _name_evaluation(work: EvaluationPlan) -> str:
+    files = (f"{file.absolute().parent.name}-{file.stem}" for file in work.files)
+    return "-".join([*files, *(policy.label for policy in work.policies)])
+
+
+def _evaluate(
+    work: EvaluationPlan, settings: Settings, folder: Path, fresh: bool, console: Console
+) -> tuple[EvaluationPlan, dict[str, Any]]:
+    """Run what is left of a plan and write its results; returns the plan as it began, and results.json's content."""
+    from forage_cli.evaluation import plan
+    from forage_cli.evaluation import report as pages
+    from forage_cli.evaluation import run as running
+    from forage_runtime.files.model_folder import read_end_of_turn
+
     if fresh:
         plan.remove_evaluation(folder)
-    turn_ends = {policy.label: read_end_of_turn(policy.folder or settings.model.path) for policy in policies}
+    turn_ends = {policy.label: read_end_of_turn(policy.folder or settings.model.path) for policy in work.policies}
     work = plan.claim_folder(folder, work)
     running.run_unfinished(work, settings, folder, console)
     running.write_finished(work, folder, turn_ends)
-    summary = pages.write_report(folder)
-    _print_results(summary, layout, console)
-    console.print(f"report  {folder / pages.REPORT}\nresults {folder / 'results.json'}", highlight=False)
-    if not any(entry["questions"] for entry in summary["results"]):
-        raise UserError(f"every question failed: {summary['failures'][0]['failure']}")
+    return work, pages.write_report(folder)
+
+
+def _print_files(folder: Path, console: Console) -> None:
+    from forage_cli.evaluation.report import REPORT
+    from forage_cli.evaluation.results import RESULTS
+
+    console.print(f"report  {folder / REPORT}\nresults {folder / RESULTS}", highlight=False)
 
 
 @app.command()

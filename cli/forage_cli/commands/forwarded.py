@@ -61,11 +61,11 @@ def run_in_service(service: str, module: str, arguments: list[str]) -> NoReturn:
     Raises:
         UserError: the service is not installed.
     """
-    from forage_cli.local.stack import Program, find_interpreter
+    from forage_cli.local.home import find_interpreter
     from forage_runtime.files.parquet_rows import PARQUET_READER
 
     # FAISS and torch are installed only in the environment of their service: its process replaces this one.
-    python = str(find_interpreter(Program(service)))
+    python = str(find_interpreter(service))
     # Environments without pyarrow read and write Parquet through this interpreter.
     environment = {**os.environ, PARQUET_READER: sys.executable}
     os.execve(python, [python, "-m", module, *arguments], environment)

@@ -65,6 +65,7 @@ def plan(
 
       forage plan -c configs/search_r1_nq_hotpotqa_grpo_7b.yaml --gpu A100-80GB --gpus 8 --mfu 0.35 --json
     """
+    from forage_cli.local.home import load_recipe
     from forage_cli.local.nvidia import find_smallest, list_gpus
     from forage_cli.planning.assumptions import GIB, Assumptions
     from forage_cli.planning.gpus import DEFAULT, get_gpu
@@ -75,9 +76,8 @@ def plan(
     from forage_cli.planning.shapes import read_shape
     from forage_cli.planning.split import Split, apply_split, divide, find_faster_split
     from forage_runtime.errors import UserError
-    from forage_runtime.settings import load_settings
 
-    settings = load_settings(config, overrides or [])
+    settings = load_recipe(config, overrides or [])
     if settings.rollout.engine.endpoint:
         raise UserError(
             "rollout.engine.endpoint samples elsewhere, and nothing is trained then: unset it to plan a run"

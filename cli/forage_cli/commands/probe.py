@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
-from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,13 +27,6 @@ if TYPE_CHECKING:
     Serve = Callable[[], Settings]
 
 
-class Turns(StrEnum):
-    """The turns whose thought is probed."""
-
-    ANSWER = "answer"
-    ANY = "any"
-
-
 def probe(
     arguments: Annotated[
         list[str] | None,
@@ -49,7 +41,6 @@ def probe(
     ] = None,
     points: Annotated[int, typer.Option(min=1, help="Truncations of each thought, beside the empty one.")] = 10,
     samples: Annotated[int, typer.Option(min=1, help="Answers sampled at each truncation.")] = 50,
-    turn: Annotated[Turns, typer.Option(help="The turn that answered, or any turn.")] = Turns.ANSWER,
     seed: Annotated[int, typer.Option(min=1, help="Seed of all samples.")] = 1,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Probe only the first so many trajectories.", show_default=False)
@@ -96,7 +87,7 @@ def probe(
         model = settings.model.model_copy(update={"path": served.folder or settings.model.path})
         settings = settings.model_copy(update={"model": model})
     plan = ProbePlan(points, samples, seed)
-    described = {"source": hash_file(source), "questions": questions is not None, "turn": turn.value, **asdict(plan)}
+    described = {"source": hash_file(source), "questions": questions is not None, **asdict(plan)}
     if questions is None:
         read_header(source)  # an unreadable file is refused before anything is written or started
     folder = ProbeFolder(out or Path(f"{source.stem}-probe"), described, fresh)
@@ -110,7 +101,7 @@ def probe(
 
         if questions is not None:
             source = _sample_missing(questions, limit, seed, folder, settings, serve, console)
-        probes = _probe_missing(source, limit, turn is Turns.ANY, plan, folder, serve, console)
+        probes = _probe_missing(source, limit, plan, folder, serve, console)
     summary = folder.finish(probes)
     folder.report.write_text(report.render_page(summary, probes, read_trajectories(source), settings), encoding="utf-8")
     console.print(show.render_summary(summary))
@@ -158,7 +149,7 @@ def _sample_missing(
 
 
 def _probe_missing(
-    source: Path, limit: int | None, every: bool, plan: ProbePlan, folder: ProbeFolder, serve: Serve, console: Console
+    source: Path, limit: int | None, plan: ProbePlan, folder: ProbeFolder, serve: Serve, console: Console
 ) -> list[Probed]:
     """Run the probes that the folder lacks; returns every probe of the file's trajectories."""
     from itertools import islice
@@ -168,7 +159,9 @@ def _probe_missing(
     from forage_records.trajectory_file import read_trajectories
 
     wanted = [
-        item for trajectory in islice(read_trajectories(source), limit) for item in list_probe_items(trajectory, every)
+        item
+        for trajectory in islice(read_trajectories(source), limit)
+        for item in list_probe_items(trajectory, every=False)
     ]
     with folder.journal() as journal:
         last = {(probed.trajectory_id, probed.turn): probed for probed in journal.read()}

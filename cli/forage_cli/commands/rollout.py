@@ -33,7 +33,6 @@ def sample(
         "trajectories.parquet"
     ),
     samples: Annotated[int, typer.Option("--samples", "-n", min=1, help="Samples per question.")] = 1,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Sample at temperature 0.")] = False,
     seed: Annotated[int, typer.Option(min=1, help="Seed of the first sample of the first question.")] = 1,
     limit: Limit = None,
     model: Annotated[
@@ -59,7 +58,7 @@ def sample(
 
     console = TextConsole()
     settings = load_run_settings(config, overrides, base_port, "sample")
-    prompts = sampling.build_prompts(read_and_warn([questions]).rows[:limit], settings, samples, greedy, seed)
+    prompts = sampling.build_prompts(read_and_warn([questions]).rows[:limit], settings, samples, False, seed)
     done = read_ids(out)
     left = [prompt for prompt in prompts if not sampling.trajectory_ids(prompt) <= done]
     with serving.ensure_services(settings, console, SERVING, model) as settings:

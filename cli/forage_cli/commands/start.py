@@ -34,14 +34,14 @@ def up(
     from forage_cli.local.console import add_console
     from forage_cli.local.gpus import build_stack
     from forage_cli.local.hardening import harden
+    from forage_cli.local.home import load_recipe
     from forage_cli.local.processes import interrupt_on_signals
     from forage_cli.local.stack import SERVING, TRAINING, Program, end_earlier_stack, shift_ports
     from forage_cli.local.training.run import POLL_INTERVAL_S, prepare_world
     from forage_cli.local.watch import Watch
-    from forage_runtime.settings import load_settings
 
     output = TextConsole()
-    settings = load_settings(config, [*shift_ports(base_port), *(overrides or [])])
+    settings = load_recipe(config, [*shift_ports(base_port), *(overrides or [])])
     programs: tuple[Program, ...] = TRAINING if train else SERVING
     prepare_world(settings, output)
     end_earlier_stack(settings)
@@ -79,10 +79,6 @@ def console(
             "Without it: run.dir of the settings."
         ),
     ] = "",
-    open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port, in place of 18650.", show_default=False)
-    ] = None,
     address: Annotated[
         str,
         typer.Option(help="host:port to listen on. Other machines need --token-file.", show_default=False),
@@ -99,30 +95,25 @@ def console(
 
     Examples:
 
-      forage console --open
-
-      forage console /mnt/experiments --port 18700
+      forage console /mnt/experiments --address 127.0.0.1:18700
 
       forage console s3://bucket/runs
 
       forage console --address 0.0.0.0:18650 --token-file token
     """
     from forage_cli.local.console import serve_console
-    from forage_runtime.errors import UserError
-    from forage_runtime.settings import load_settings
+    from forage_cli.local.home import load_recipe
 
-    if port and address:
-        raise UserError("give one of --port and --address")
     overrides, page = [], ""
     if runs:
         runs, page = find_runs(runs)
         overrides.append(f"console.runs={json.dumps(runs)}")
-    if address or port:
-        overrides.append(f"console.http_address={json.dumps(address or f'127.0.0.1:{port}')}")
+    if address:
+        overrides.append(f"console.http_address={json.dumps(address)}")
     if token_file is not None:
         overrides.append(f"console.auth_token_file={json.dumps(str(token_file))}")
-    settings = load_settings(config, overrides)
-    raise typer.Exit(serve_console(settings, TextConsole(soft_wrap=True, highlight=False), page, open_page))
+    settings = load_recipe(config, overrides)
+    raise typer.Exit(serve_console(settings, TextConsole(soft_wrap=True, highlight=False), page))
 
 
 def find_runs(given: str) -> tuple[str, str]:

@@ -37,12 +37,10 @@ def trajectories(
     min_reward: Annotated[
         float | None, typer.Option(help="Only with at least this reward.", show_default=False)
     ] = None,
-    max_reward: Annotated[float | None, typer.Option(help="Only with at most this reward.", show_default=False)] = None,
     sort: Annotated[
         SortKey | None,
         typer.Option(help="Sort, largest first; advantage and mismatch need --step.", show_default=False),
     ] = None,
-    ascending: Annotated[bool, typer.Option("--ascending", help="Sort smallest first.")] = False,
     colour: Annotated[Colour, typer.Option(help="Meaning of the colours; advantage and mismatch need --step.")] = (
         Colour.AUTHOR
     ),
@@ -74,14 +72,14 @@ def trajectories(
         raise UserError("advantage and mismatch exist only for a training step: name one, for instance --step 10")
     folder = RunFolder.open(run)
     rows = _read_rows(folder, label, step)
-    chosen = list(filter(Filter(None if right == wrong else right, source, find, min_reward, max_reward), rows))
+    chosen = list(filter(Filter(None if right == wrong else right, source, find, min_reward), rows))
     console = TextConsole()
     if against:
         earlier = _read_rows(folder, against, int(against) if against.isdecimal() else None)
         _print_changes(console, earlier, chosen, count)
         return
     if sort is not None:
-        chosen = sort_rows(chosen, sort, ascending)
+        chosen = sort_rows(chosen, sort)
     shown = chosen[:count]
     texts = TokenTexts(folder.find_model())
     scale = show_tokens.compute_scale([row[STEP] for row in shown if STEP in row], colour)

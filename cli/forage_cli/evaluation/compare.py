@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 
 from forage_cli.evaluation.measures import QuestionResult
 from forage_cli.evaluation.methods import Method
-from forage_cli.evaluation.results import ALL, read_rows, trajectory_file
+from forage_cli.evaluation.results import read_rows, trajectory_file
 from forage_proto.v1.trajectory_pb2 import Trajectory
-from forage_records.statistics import Difference, Outcome, paired_difference
+from forage_records.statistics import Outcome, SourceComparison, compare_sources, find_outcome
 from forage_records.trajectory_file import read_trajectories
 from forage_runtime.errors import DataError, UserError
 
@@ -38,23 +36,7 @@ class Pair:
 
     @property
     def outcome(self) -> Outcome:
-        """With several samples, the change of the share that is right."""
-        before, after = self.a.em or 0.0, self.b.em or 0.0
-        if before == after:
-            return Outcome.BOTH if after else Outcome.NEITHER
-        return Outcome.WON if after > before else Outcome.LOST
-
-
-@dataclass(frozen=True)
-class SourceComparison:
-    """Comparison on one data source, or on all."""
-
-    data_source: str
-    questions: int
-    em_a: float
-    em_b: float
-    difference: Difference
-    outcomes: Mapping[Outcome, int]
+        return find_outcome(self.a.em or 0.0, self.b.em or 0.0)
 
 
 @dataclass(frozen=True)
@@ -113,17 +95,13 @@ def compare_selections(a: str, b: str) -> Comparison:
                 f"question {pair.a.uid} of {one} is another than that of {other} "
                 f"({pair.a.question!r}, {pair.b.question!r}): evaluate both on the same files"
             )
-    sources = list(dict.fromkeys(pair.a.data_source for pair in pairs))
-    parts = {source: [pair for pair in pairs if pair.a.data_source == source] for source in sources}
-    if len(sources) > 1:
-        parts[ALL] = pairs
     return Comparison(
         one,
         other,
         tuple(pairs),
         len(earlier.keys() - later.keys()),
         len(later.keys() - earlier.keys()),
-        tuple(_compare_source(source, some) for source, some in parts.items()),
+        tuple(compare_sources((pair.a.data_source, pair.a.em or 0.0, pair.b.em or 0.0) for pair in pairs)),
     )
 
 
@@ -143,16 +121,3 @@ def _split_selection(text: str) -> tuple[Path, str]:
 
 def _index_by_uid(rows: Iterable[QuestionResult]) -> dict[str, QuestionResult]:
     return {row.uid: row for row in rows if row.em is not None}
-
-
-def _compare_source(source: str, pairs: Sequence[Pair]) -> SourceComparison:
-    before, after = [pair.a.em or 0.0 for pair in pairs], [pair.b.em or 0.0 for pair in pairs]
-    counts = Counter(pair.outcome for pair in pairs)
-    return SourceComparison(
-        source,
-        len(pairs),
-        fmean(before),
-        fmean(after),
-        paired_difference(before, after),
-        {outcome: counts[outcome] for outcome in Outcome},
-    )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from statistics import fmean
 from typing import Any
 
 from forage_cli.evaluation.methods import Method, is_countdown
 from forage_proto.v1.trajectory_pb2 import ActionKind, Role, Status, Trajectory
 from forage_records.questions import Question
+from forage_records.statistics import mean_known
 from forage_runtime.text.answers import f1, is_retrieval_correct, normalize_answer, subem_check
 from forage_runtime.text.enums import name_value
 from forage_runtime.text.tags import Tag, find_blocks
@@ -92,22 +92,22 @@ def measure_question(
         judged=len(judged),
         failed=len(failed),
         failure=_describe_failure(failed[0]) if failed else "",
-        em=_mean(trajectory.validation_score.total for trajectory in judged),
-        sub_em=_mean(float(subem_check(text, targets)) if text is not None else 0.0 for text in given)
+        em=mean_known(trajectory.validation_score.total for trajectory in judged),
+        sub_em=mean_known(float(subem_check(text, targets)) if text is not None else 0.0 for text in given)
         if texts
         else None,
-        f1=_mean(f1(text, targets) if text is not None else 0.0 for text in given) if texts else None,
-        searches=_mean(trajectory.valid_searches for trajectory in judged),
-        turns=_mean(len(trajectory.turns) for trajectory in judged),
-        hit=_mean(float(is_retrieval_correct(find_shown_passages(method, t), targets)) for t in judged)
+        f1=mean_known(f1(text, targets) if text is not None else 0.0 for text in given) if texts else None,
+        searches=mean_known(trajectory.valid_searches for trajectory in judged),
+        turns=mean_known(len(trajectory.turns) for trajectory in judged),
+        hit=mean_known(float(is_retrieval_correct(find_shown_passages(method, t), targets)) for t in judged)
         if texts and method in (Method.SEARCH, Method.RAG)
         else None,
-        truncated=_mean(trajectory.truncated for trajectory in judged),
-        finished=_mean(trajectory.finished for trajectory in judged),
-        format=_mean(c.raw > 0 for t in judged for c in t.score.components if c.name == FORMAT),
-        prompt_tokens=_mean(trajectory.prompt_length for trajectory in judged),
-        generated_tokens=_mean(sum(trajectory.loss_mask) for trajectory in judged),
-        seconds=_mean(trajectory.timings.total_s + trajectory.timings.score_s for trajectory in judged),
+        truncated=mean_known(trajectory.truncated for trajectory in judged),
+        finished=mean_known(trajectory.finished for trajectory in judged),
+        format=mean_known(c.raw > 0 for t in judged for c in t.score.components if c.name == FORMAT),
+        prompt_tokens=mean_known(trajectory.prompt_length for trajectory in judged),
+        generated_tokens=mean_known(sum(trajectory.loss_mask) for trajectory in judged),
+        seconds=mean_known(trajectory.timings.total_s + trajectory.timings.score_s for trajectory in judged),
         answers=[normalize_vote(text, is_countdown(question)) for text in given],
         rights=[trajectory.validation_score.total >= 1 for trajectory in judged],
         versions=sorted({segment.version for trajectory in judged for segment in trajectory.segments}),
@@ -144,8 +144,3 @@ def _describe_failure(trajectory: Trajectory) -> str:
     status = trajectory.validation_score.status if unjudged else trajectory.status
     detail = trajectory.validation_score.detail if unjudged else trajectory.status_detail
     return f"{name_value(Status, status)}: {detail}"
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    every = [float(value) for value in values]
-    return fmean(every) if every else None

@@ -31,7 +31,6 @@ _RELEVANT_SETTINGS = (
     "retriever.mode",
     "retriever.topk",
     "data.corpus",
-    "data.apply_chat_template_kwargs",
     "data.template_date",
 )
 
@@ -201,7 +200,6 @@ def _find_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
             was, is_ = before[section].get(name), now[section].get(name)
             if was != is_ and (was or is_):  # evaluations of before lack names that are unset now
                 return f"{name} = {was}, not {is_}"
-    # Those of services that somebody else started are not among the settings, and prompts carry them all the same.
     was, is_ = (manifest.get("template", {}).get("variables") or "{}" for manifest in (before, now))
     if was != is_:
         return f"data.apply_chat_template_kwargs = {was}, not {is_}"

@@ -11,9 +11,9 @@ from forage_cli.evaluation.compare import Comparison, Pair, Selection, read_firs
 from forage_cli.evaluation.layouts import SEARCH_R1, make_search_r1_rows
 from forage_cli.evaluation.measures import QuestionResult
 from forage_cli.evaluation.methods import Method
-from forage_cli.evaluation.results import ALL, group_by_source, read_rows, write_summary
+from forage_cli.evaluation.results import group_by_source, read_rows, write_summary
 from forage_cli.reports import figures, page
-from forage_records.statistics import Outcome
+from forage_records.statistics import ALL, Outcome
 from forage_runtime.files import durable
 
 REPORT, COMPARISON = "report.html", "comparison.html"

@@ -23,14 +23,17 @@ UNTRAINED, NONE, EVERY = "untrained", "none", "all"
 """Values of --baselines beside the methods: the policy before training, no baseline, every baseline."""
 
 
-def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
+def split_arguments(arguments: Sequence[str], default: Sequence[str] = ()) -> tuple[list[Path], list[str]]:
     """Separate question files from settings ("key=value").
+
+    Args:
+        default: files where the arguments name none.
 
     Raises:
         UserError: no file is named.
     """
     settings = [text for text in arguments if "=" in text and not Path(text).exists()]
-    files = [Path(text) for text in arguments if text not in settings]
+    files = [Path(text) for text in [text for text in arguments if text not in settings] or default]
     if not files:
         raise UserError("no questions: name Parquet files, for instance data/world/test.parquet")
     return files, settings

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pyarrow as pa
@@ -19,14 +18,12 @@ from forage_cli.evaluation.measures import QuestionResult, measure_question
 from forage_cli.evaluation.pass_at_k import majority_at_k, pass_at_k, sample_counts
 from forage_cli.evaluation.plan import ROWS, Item, read_manifest
 from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
-from forage_records.statistics import estimate_mean
+from forage_records.statistics import ALL, estimate_mean, mean_known
 from forage_records.trajectory_file import TrajectoryWriter
 from forage_runtime.errors import DataError
 from forage_runtime.files import durable
 
 RESULTS, TRAJECTORIES = "results.json", "trajectories"
-ALL = "all"
-"""Name of the data source that stands for all questions, each with the same weight."""
 ESTIMATED = ("em", "sub_em", "f1")
 """Metrics with an interval."""
 AVERAGED = (
@@ -157,8 +154,9 @@ def compute_metrics(rows: Sequence[QuestionResult], policy: str, method: str, so
         "samples": sum(row.judged for row in rows),
         "failed_samples": sum(row.failed for row in rows),
     }
-    found |= {name: _estimate_interval(_collect_values(rows, name)) for name in ESTIMATED}
-    found |= {name: fmean(values) if (values := _collect_values(rows, name)) else None for name in AVERAGED}
+    for name in ESTIMATED:
+        found[name] = _estimate_interval([value for row in rows if (value := getattr(row, name)) is not None])
+    found |= {name: mean_known(getattr(row, name) for row in rows) for name in AVERAGED}
     most = max((row.judged for row in rows), default=0)
     if most > 1:
         for name, measure_row in (("pass_at_k", _compute_pass_at_k), ("majority_at_k", _compute_majority_at_k)):
@@ -167,10 +165,6 @@ def compute_metrics(rows: Sequence[QuestionResult], policy: str, method: str, so
                 for k in sample_counts(most)
             }
     return found
-
-
-def _collect_values(rows: Iterable[QuestionResult], name: str) -> list[float]:
-    return [value for row in rows if (value := getattr(row, name)) is not None]
 
 
 def _compute_pass_at_k(row: QuestionResult, k: int) -> float:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from forage_cli.evaluation import engines, results
+from forage_cli.evaluation import cards, engines, results
 from forage_cli.evaluation.methods import Method
 from forage_cli.evaluation.plan import EvaluationPlan, Item
 from forage_cli.evaluation.policies import EvaluatedPolicy, group_by_engine
@@ -75,6 +75,7 @@ def run_unfinished(plan: EvaluationPlan, settings: Settings, folder: Path, conso
                     engines.start_engine(policies, settings, console) as served,
                     show_progress(console, ", ".join(labels), left) as advance,
                 ):
+                    asyncio.run(_note_index(served, folder))
                     asyncio.run(_run_policies(plan, policies, waiting, served, journal, advance))
         except KeyboardInterrupt:
             done = total - len(find_unfinished(plan, journal))
@@ -90,6 +91,16 @@ def write_finished(plan: EvaluationPlan, folder: Path, turn_ends: Mapping[str, s
     """
     with Journal(folder / JOURNAL, TrajectoryGroup) as journal:
         results.write_results(folder, read_finished(plan, journal), turn_ends)
+
+
+async def _note_index(settings: Settings, folder: Path) -> None:
+    """Note which index the retriever searches: a policy that never searches, and a prompt of one-shot RAG, do not say.
+
+    Without an answer nothing is noted: what needs the retriever says that it is missing.
+    """
+    async with RetrieverClient.from_settings(settings, settings.rollout.retrieve_timeout_s) as retriever:
+        with suppress(UnavailableError, RefusedError, MalformedReplyError):
+            cards.record_searched(folder, (await retriever.search(["index"])).provenance)
 
 
 async def _run_policies(

@@ -9,11 +9,12 @@ from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from forage_cli.evaluation.cards import Verdict, Verified
 from forage_cli.evaluation.compare import Comparison
 from forage_cli.evaluation.layouts import SEARCH_R1, LayoutRow
 from forage_cli.evaluation.methods import Method
 from forage_cli.terminal import trajectories as show
-from forage_cli.terminal.tables import make_table
+from forage_cli.terminal.tables import format_number, make_table
 from forage_proto.v1.trajectory_pb2 import Trajectory
 from forage_records.spans import name_author
 from forage_records.statistics import Outcome
@@ -33,13 +34,13 @@ def render_results(results: Sequence[Metrics]) -> RenderableType:
             str(entry["questions"]),
             *(Text(str(entry["failed_questions"]), "yellow") for _ in failed),
             *(("–", "–") if em is None else (f"{em['mean']:.3f}", f"{em['low']:.3f} … {em['high']:.3f}")),
-            *("–" if entry[key] is None else f"{entry[key]['mean']:.3f}" for key in ("sub_em", "f1")),
+            *(format_number(entry[key] and entry[key]["mean"]) for key in ("sub_em", "f1")),
         )
         ways.add_result(
             entry,
-            *(_format_number(entry[key], 2) for key in ("searches", "turns", "hit", "format", "truncated")),
-            f"{_format_number(entry['prompt_tokens'], 0)}+{_format_number(entry['generated_tokens'], 0)}",
-            _format_number(entry["seconds"], 2),
+            *(format_number(entry[key], 2) for key in ("searches", "turns", "hit", "format", "truncated")),
+            f"{format_number(entry['prompt_tokens'], 0)}+{format_number(entry['generated_tokens'], 0)}",
+            format_number(entry["seconds"], 2),
         )
     sampled = any("pass_at_k" in entry for entry in results)
     return Group(answers.table, ways.table, *([_render_samples(results).table] if sampled else []))
@@ -51,7 +52,7 @@ def render_search_r1(lines: Iterable[LayoutRow]) -> RenderableType:
     table = make_table("policy", "method", *SEARCH_R1.values(), "Avg.", left=2, title=title)
     for line in lines:
         table.add_row(
-            line.policy, line.method.display_name, *(_format_number(value, 3) for value in (*line.em, line.average))
+            line.policy, line.method.display_name, *(format_number(value) for value in (*line.em, line.average))
         )
     return table
 
@@ -77,6 +78,26 @@ def render_comparison(found: Comparison) -> RenderableType:
     if found.only_a or found.only_b:
         sides.append(Text(f"left out: {found.only_a} questions of A alone, {found.only_b} of B alone", "yellow"))
     return Group(*sides, means, outcomes)
+
+
+def render_verified(verified: Iterable[Verified]) -> RenderableType:
+    """Render the numbers of a card beside the same ones, computed again."""
+    table = make_table("policy", "method", "data source", "n", "card", "95 % interval", "again", "verdict", left=3)
+    for card, again, verdict in verified:
+        once, twice = card.em, again.em if again else None
+        style = {Verdict.SAME: "green", Verdict.AGREES: "green", Verdict.DISAGREES: "red"}[verdict]
+        failed = f", {again.failed_questions} failed" if again and again.failed_questions else ""
+        table.add_row(
+            card.policy,
+            Method(card.method).display_name,
+            card.data_source,
+            str(card.questions),
+            "–" if once is None else f"{once.mean:.3f}",
+            "–" if once is None else f"{once.low:.3f} … {once.high:.3f}",
+            "–" if twice is None else f"{twice.mean:.3f}",
+            Text(f"{verdict}{failed}", style),
+        )
+    return table
 
 
 def render_side_by_side(trajectories: Sequence[Trajectory | None], title: str, width: int) -> RenderableType:
@@ -122,10 +143,6 @@ def _render_samples(results: Sequence[Metrics]) -> _ResultTable:
             for k in numbers:
                 if k >= least:
                     found = entry.get(kind, {}).get(str(k))
-                    row.append("–" if found is None else f"{found['mean']:.3f}")
+                    row.append(format_number(found and found["mean"]))
         table.add_result(entry, *row)
     return table
-
-
-def _format_number(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"

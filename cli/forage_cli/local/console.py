@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,8 +12,9 @@ import httpx
 from rich.console import Console
 from rich.text import Text
 
+from forage_cli.local.home import find_home, find_interpreter
 from forage_cli.local.processes import end_with_parent, interrupt_on_signals
-from forage_cli.local.stack import Program, find_interpreter, repository
+from forage_cli.local.stack import Program
 from forage_runtime.addresses import listen, reach_address
 from forage_runtime.clients.health import list_health_urls, open_client
 from forage_runtime.errors import UserError
@@ -53,7 +53,7 @@ def check_console(settings: Settings) -> bool:
     if is_running(settings):
         return True
     find_interpreter(Program.CONSOLE)
-    if not (repository() / PAGE).is_file():
+    if not (find_home() / PAGE).is_file():
         raise UserError("the console's pages are not built: run 'make console'")
     if _find_digest(settings) is not None:
         raise UserError(f"a console of other runs is at {find_url(settings)}: give this one another port")
@@ -77,7 +77,7 @@ def _find_digest(settings: Settings) -> str | None:
     return str(found["runs"]) if isinstance(found, dict) and found.get("service") == Program.CONSOLE else None
 
 
-def serve_console(settings: Settings, console: Console, page: str, open_page: bool) -> int:
+def serve_console(settings: Settings, console: Console, page: str) -> int:
     """Serve the console until Ctrl-C; returns the exit code.
 
     Args:
@@ -89,7 +89,6 @@ def serve_console(settings: Settings, console: Console, page: str, open_page: bo
     url = find_url(settings) + page
     if check_console(settings):
         console.print(Text.assemble("these runs are shown already: ", (url, "bold")))
-        _open(url, open_page)
         return 0
     command = [str(find_interpreter(Program.CONSOLE)), "-m", "forage_console", "--config", "/dev/stdin"]
     # The settings are resolved: variables of the shell must not override the command line again.
@@ -110,7 +109,6 @@ def serve_console(settings: Settings, console: Console, page: str, open_page: bo
             if process.poll() is None:
                 shows = f"  shows {redact_url(settings.runs_address)}{_say_sign_in(settings)}; Ctrl-C stops it"
                 console.print(Text.assemble("console  ", (url, "bold"), shows))
-                _open(url, open_page)
             return process.wait()  # wait: the life of the console, which Ctrl-C ends
         except KeyboardInterrupt:
             process.terminate()
@@ -120,8 +118,3 @@ def serve_console(settings: Settings, console: Console, page: str, open_page: bo
 def _say_sign_in(settings: Settings) -> str:
     token = settings.console.auth_token_file
     return "" if token is None else f"; sign in with the token of {token}"
-
-
-def _open(url: str, is_wanted: bool) -> None:
-    if is_wanted:
-        webbrowser.open(url)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from forage_cli.local.home import locate_interpreter
 from forage_cli.local.nvidia import LocalGpu, find_smallest, list_gpus
-from forage_cli.local.stack import Program, Stack, find_interpreter
+from forage_cli.local.stack import Program, Stack
 from forage_cli.planning.gpus import MIB, Gpu
 from forage_cli.planning.parts import format_seconds
 from forage_cli.planning.plan import Plan, Request, make_plan
@@ -163,7 +164,7 @@ def _computes_on_gpus(settings: Settings, program: Program, is_named: bool) -> b
     if program is Program.ROLLOUT and settings.rollout.engine.endpoint:
         return False
     device = settings.rollout.device if program is Program.ROLLOUT else settings.trainer.device
-    packages = next(find_interpreter(program).parents[1].glob("lib/python*/site-packages"), None)
+    packages = next(locate_interpreter(program).parents[1].glob("lib/python*/site-packages"), None)
     assert packages is not None, "an environment with a Python has packages"
     uses = resolve_device(device, f"{program}.device", packages / "torch")
     if is_named and not uses:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -11,9 +10,8 @@ from dataclasses import dataclass, field
 import httpx
 
 from forage_cli.local.family import RunProcess, list_processes
-from forage_cli.local.stack import RECORD, Program, list_addresses
+from forage_cli.local.stack import RECORD, Program
 from forage_queue.streams.client import StreamClient
-from forage_runtime.addresses import split_address
 from forage_runtime.clients.health import (
     ANSWER_S,
     ServiceHealth,
@@ -70,7 +68,7 @@ def inspect_run(settings: Settings, others: Iterable[Callable[[], None]] = ()) -
         processes.update(list_processes(settings.run.folder.absolute() / RECORD))
 
     def ask_redis() -> None:
-        found[Program.REDIS] = _ask_redis(settings)
+        found[Program.REDIS] = Inspection(**vars(_ask_redis(settings)))
 
     _call_all([list_own], _LIST_S)
     is_stopped = {one.service for every in processes.values() for one in every if one.is_main and one.is_stopped}
@@ -98,25 +96,14 @@ def _call_all(calls: Iterable[Callable[[], None]], limit_s: float) -> None:
 
 
 def ask_program(program: Program, settings: Settings, client: httpx.Client) -> ServiceHealth:
-    """Ask a service for its readiness; of Redis, whether it answers at all.
+    """Ask a service for its readiness; Redis whether it can be used.
 
     Args:
         client: of `open_client`.
     """
     if program is not Program.REDIS:
         return ask_readiness(list_health_urls(settings)[program], client)
-    address, begun = split_address(list_addresses(settings, [program])["redis.url"]), time.monotonic()
-    try:
-        with socket.create_connection(address, ANSWER_S) as connection:
-            connection.sendall(b"PING\r\n")
-            reply, answered_s = connection.recv(64), time.monotonic() - begun
-    except ConnectionRefusedError:
-        return ServiceHealth()
-    except OSError:
-        return ServiceHealth("silent")
-    if reply.startswith(b"-LOADING"):
-        return ServiceHealth("not ready", {"start": "reading its file"}, answered_s=answered_s)
-    return ServiceHealth(name_ready(answered_s) if reply else "silent", answered_s=answered_s if reply else None)
+    return _ask_redis(settings)
 
 
 def open_streams(settings: Settings) -> StreamClient:
@@ -128,16 +115,18 @@ def open_streams(settings: Settings) -> StreamClient:
     return StreamClient(settings.redis.model_copy(update={"timeout_s": ANSWER_S / 2}), settings.run.id, patience_s=1)
 
 
-def _ask_redis(settings: Settings) -> Inspection:
+def _ask_redis(settings: Settings) -> ServiceHealth:
+    begun = time.monotonic()
     try:
-        client, begun = open_streams(settings), time.monotonic()
-        client.ping()
-        answered_s = time.monotonic() - begun
-    except UnavailableError as error:
-        # A server that does not listen is down; one that listens and gives no answer, or refuses, is there.
-        if "refused" in str(error):
-            return Inspection()
-        return Inspection("silent", notes={"redis": str(error)})
+        open_streams(settings).ping()
     except SettingsError as error:
-        return Inspection("silent", notes={"redis": str(error)})
-    return Inspection(name_ready(answered_s), answered_s=answered_s)
+        return ServiceHealth("silent", notes={"redis": str(error)})
+    except UnavailableError as error:
+        reason = str(error)
+        if "refused" in reason:  # nobody listens
+            return ServiceHealth()
+        if reason.startswith("no answer"):
+            return ServiceHealth("silent", notes={"redis": reason})
+        return ServiceHealth("not ready", {"start": reason}, answered_s=time.monotonic() - begun)
+    answered_s = time.monotonic() - begun
+    return ServiceHealth(name_ready(answered_s), answered_s=answered_s)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
@@ -15,6 +14,7 @@ from rich.text import Text
 from forage_cli.local.stack import Program
 from forage_cli.local.watch import ServiceStatus
 from forage_records.run_folder import Row, RunFolder, estimate_time_left
+from forage_records.statistics import mean_known
 
 _SPARK = "▁▂▃▄▅▆▇█"
 _SHOWN_STEPS = 8
@@ -41,13 +41,8 @@ def draw_sparkline(values: Sequence[float | None], width: int = 60) -> str:
     """Draw values in 0..1 as one line of block characters, the newest on the right; unknown ones are gaps."""
     if len(values) > width:
         size = len(values) / width
-        values = [_mean(values[int(i * size) : max(int(i * size) + 1, int((i + 1) * size))]) for i in range(width)]
+        values = [mean_known(values[int(i * size) : max(int(i * size) + 1, int((i + 1) * size))]) for i in range(width)]
     return "".join(" " if value is None else _SPARK[min(7, max(0, int(value * 8)))] for value in values)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
 
 
 def format_duration(seconds: float | None) -> str:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from forage_cli.local.stack import Program, find_interpreter, repository
+from forage_cli.local.home import find_home, locate_interpreter
+from forage_cli.local.stack import Program
 from forage_cli.planning.gpus import Gpu, recognize_gpu
 from forage_runtime.devices import find_cuda_version
 from forage_runtime.errors import UserError
@@ -88,9 +89,9 @@ def find_cuda(program: Program) -> str:
     """The CUDA that PyTorch in a service's environment was built for; empty: it was built for CPUs, or is missing.
 
     Raises:
-        UserError: the environment is not installed.
+        UserError: as `find_home`.
     """
-    python = find_interpreter(program)
+    python = locate_interpreter(program)
     packages = next(python.parents[1].glob("lib/python*/site-packages"), None)
     if packages is not None and (packages / "torch").is_dir():
         return find_cuda_version(packages / "torch")
@@ -101,7 +102,7 @@ def find_cuda(program: Program) -> str:
 
 def read_locked_cuda() -> str:
     """The CUDA of the packages that `make setup DEVICE=gpu` installs."""
-    lock = (repository() / "services/rollout/requirements.gpu.lock").read_text(encoding="utf-8")
+    lock = (find_home() / "services/rollout/requirements.gpu.lock").read_text(encoding="utf-8")
     [version] = re.findall(r"(?m)^cuda-toolkit==(\d+\.\d+)", lock)
     return str(version)
 

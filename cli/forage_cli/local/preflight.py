@@ -14,7 +14,8 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from forage_cli.local.stack import Program, find_interpreter, is_installed, list_addresses, measure_free_gib
+from forage_cli.local.home import find_interpreter, is_installed
+from forage_cli.local.stack import Program, list_addresses, measure_free_gib
 from forage_queue.streams.client import StreamClient
 from forage_records.training import list_training_checks
 from forage_runtime.addresses import bind_socket

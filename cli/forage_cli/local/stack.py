@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 
+from forage_cli.local.home import find_interpreter
 from forage_cli.local.processes import Service, Supervisor, end_leftovers
 from forage_cli.local.redis import users as redis_users
 from forage_queue.streams.users import Role
@@ -17,7 +18,6 @@ from forage_records.events import EventKind, EventLog
 from forage_runtime.addresses import split_address
 from forage_runtime.clients.health import ask_readiness, list_health_urls, open_client
 from forage_runtime.devices import count_cpus
-from forage_runtime.errors import UserError
 from forage_runtime.files.template_values import keep_template_date
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.stacks import FOLDER_VARIABLE
@@ -67,42 +67,6 @@ _ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "",  # a restart that compiles torch or vLLM again takes ten seconds longer
     "OMP_WAIT_POLICY": "PASSIVE",  # idle threads that spin make an update ten times slower
 }
-
-
-def repository() -> Path:
-    """The checkout that this package is installed from (editable).
-
-    Raises:
-        UserError: it is installed from a wheel, without the other services, recipes and models.
-    """
-    root = Path(__file__).resolve().parents[3]
-    if not (root / "services").is_dir():
-        raise UserError(
-            "this command needs a checkout of Forage and is installed from a wheel: run it in a checkout after "
-            "'make setup', or give --config if the services run elsewhere"
-        )
-    return root
-
-
-def is_installed(program: Program) -> bool:
-    """Whether a service's environment is here; an image has that of one service, and a wheel none."""
-    try:
-        find_interpreter(program)
-    except UserError:
-        return False
-    return True
-
-
-def find_interpreter(program: Program) -> Path:
-    """Return the Python of a service's environment.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    python = repository() / ".venvs" / program / "bin" / "python"
-    if not python.exists():
-        raise UserError(f"the {program} environment is not installed ({python.parent.parent}): run 'make setup'")
-    return python
 
 
 def list_addresses(settings: Settings, programs: Iterable[Program]) -> dict[str, str]:

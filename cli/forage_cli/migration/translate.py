@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 from urllib.parse import urlsplit
 
 import yaml
@@ -15,6 +15,7 @@ from forage_cli.migration.verl_file import is_unresolved
 from forage_runtime.errors import SettingsError
 from forage_runtime.settings.actor import POLICY_LOSSES
 from forage_runtime.settings.loading import check_settings
+from forage_runtime.settings.trainer import TrackerName
 from forage_runtime.text.yaml_core import CoreDumper
 from forage_runtime.verl_keys import Counterpart, find_counterpart
 
@@ -189,7 +190,7 @@ def _run_id(value: str, given: _Given, ours: str) -> Outcome:
 
 def _trackers(value: Any, given: _Given, ours: str) -> Outcome:
     names = [str(name) for name in (value if isinstance(value, list) else [value])]
-    known = [name for name in names if name in ("tensorboard", "wandb", "mlflow")]
+    known = [name for name in names if name in get_args(TrackerName)]
     others = [name for name in names if name not in (*known, "console", "file")]
     return {ours: known}, f"{', '.join(others)} is no tracker here" if others else ""
 

@@ -14,6 +14,16 @@ from forage_cli.planning.split import Split
 
 FORMAT = 1
 """Version of the JSON; a change that breaks readers raises it."""
+_PHASES = {
+    "prefill": "prompts and passages",
+    "decode": "generation",
+    "tail": "longest trajectory",
+    "scoring": "scoring",
+    "training": "training",
+    "publishing": "publication",
+    "moving": "moving to the host",
+}
+"""Parts of a step's time, and what the text calls them."""
 
 
 def describe_plan(plan: Plan, remedies: Sequence[Remedy], faster: tuple[Split, Plan] | None) -> Iterator[str]:
@@ -25,7 +35,8 @@ def describe_plan(plan: Plan, remedies: Sequence[Remedy], faster: tuple[Split, P
     yield from _describe_memory(plan.rollout.memory)
     yield _describe_cache(plan)
     yield ""
-    yield from _describe_parts("memory of the machines", plan.hosts)
+    yield "memory of the machines"
+    yield from _describe_lines(plan.hosts)
     yield ""
     yield from _describe_step(plan)
     yield ""
@@ -73,16 +84,7 @@ def to_json(plan: Plan, remedies: Sequence[Remedy], faster: tuple[Split, Plan] |
         },
         "hosts": [_part_to_json(part) for part in plan.hosts],
         "retrieval": None if plan.retrieval is None else _retrieval_to_json(plan.retrieval),
-        "step_s": {
-            "prefill": round(step.prefill, 2),
-            "decode": round(step.decode, 2),
-            "tail": round(step.tail, 2),
-            "scoring": round(step.scoring, 2),
-            "training": round(step.training, 2),
-            "publishing": round(step.publishing, 2),
-            "moving": round(step.moving, 2),
-            "total": round(step.total, 2),
-        },
+        "step_s": {name: round(getattr(step, name), 2) for name in (*_PHASES, "total")},
         "rollout_idle": round(step.rollout_idle, 3),
         "trainer_idle": round(step.trainer_idle, 3),
         "faster_split": dataclasses.asdict(faster[0]) | {"step_s": round(faster[1].step.total, 2)} if faster else None,
@@ -135,11 +137,6 @@ def _describe_memory(memory: Memory) -> Iterator[str]:
     yield from _describe_lines(memory.parts)
 
 
-def _describe_parts(title: str, parts: Sequence[Part]) -> Iterator[str]:
-    yield title
-    yield from _describe_lines(parts)
-
-
 def _describe_lines(parts: Sequence[Part]) -> Iterator[str]:
     for part in parts:
         yield f"  {part.name:<20} {to_gib(part.size):8.2f} GiB   {part.why}"
@@ -158,17 +155,9 @@ def _describe_step(plan: Plan) -> Iterator[str]:
     how = "sampling beside training" if step.is_overlapped else "sampling, then training"
     what = f"{work.trajectories} trajectories of {work.length:.0f} tokens"
     yield f"a step: {format_seconds(step.total)} for {what}, {how}"
-    for name, seconds in (
-        ("prompts and passages", step.prefill),
-        ("generation", step.decode),
-        ("longest trajectory", step.tail),
-        ("scoring", step.scoring),
-        ("training", step.training),
-        ("publication", step.publishing),
-        ("moving to the host", step.moving),
-    ):
-        if seconds:
-            yield f"  {name:<20} {seconds:8.1f} s"
+    for name, label in _PHASES.items():
+        if seconds := getattr(step, name):
+            yield f"  {label:<20} {seconds:8.1f} s"
 
 
 def describe_retrieval(retrieval: Retrieval) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from forage_cli.terminal.tables import make_table
+from forage_cli.terminal.tables import format_number, make_table
 
 _BARS = " ▁▂▃▄▅▆▇█"
 METRICS = {
@@ -31,7 +31,7 @@ def render_summary(found: Mapping[str, Any]) -> RenderableType:
     sets = found["sets"]
     table = make_table("", *sets)
     for key, label in METRICS.items():
-        table.add_row(label, *(_format_number(one[key]) for one in sets.values()))
+        table.add_row(label, *(format_number(one[key], 0 if isinstance(one[key], int) else 3) for one in sets.values()))
     points = found["plan"]["points"]
     for place in range(points + 1):
         label = f"confidence, {100 * place // points} % of the thought"
@@ -51,9 +51,3 @@ def _format_point(one: Mapping[str, Any], place: int) -> str:
     low, high = one["intervals"][place]
     value = one["confidence_at"][place]
     return f"{_BARS[round(8 * value)]} {value:.2f} [{low:.2f}, {high:.2f}]"
-
-
-def _format_number(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return str(value) if isinstance(value, int) else f"{value:.3f}"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from forage_cli.reports import figures, page
 from forage_cli.runs.ledger import GroupCounts
 from forage_records.run_folder import Row, RunFolder
+from forage_records.statistics import mean_known
 from forage_runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ def summarise(
     """
     steps = run.read_steps()
     before, after = run.read_validation("before") or {}, run.read_validation("after") or {}
-    differences = [row["logprob_diff_mean"] for row in steps if row.get("logprob_diff_mean") is not None]
     ems = before.get("em"), after.get("em")
     gain = None if ems[0] is None or ems[1] is None else ems[1] - ems[0]
     return {
@@ -55,7 +55,7 @@ def summarise(
         **asdict(counts),
         "tokens_digest": hashlib.sha256("\n".join(str(row.get("tokens_digest")) for row in steps).encode()).hexdigest(),
         "weights_digest": steps[-1].get("weights_digest") if steps else None,
-        "logprob_diff_mean": sum(differences) / len(differences) if differences else None,
+        "logprob_diff_mean": mean_known(row.get("logprob_diff_mean") for row in steps),
         "restarts": sum(restarts.values()),
         **{f"restarts_{name}": count for name, count in restarts.items()},
     }

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from forage_records.run_folder import Row, RunFolder
+from forage_records.run_settings import RunSettings, read_settings
 from forage_runtime.errors import DataError, UserError
-from forage_runtime.settings import Settings
-from forage_runtime.text.redaction import redact_settings
-from forage_runtime.text.yaml_core import CoreLoader
 
 LATEST = "latest"
 """Link in the folder of all runs to the one that was started last."""
@@ -84,7 +79,7 @@ def find_own_run(runs: Path, name: str) -> RunFolder:
 def read_state(run: RunFolder) -> RunState:
     """Read how far a run came."""
     steps = run.read_steps()
-    total = read_settings(run).get("trainer.total_training_steps")
+    total = load_settings(run).flat.get("trainer.total_training_steps")
     before, after = (run.read_validation(label) or {} for label in ("before", "after"))
     files = (run.path / name for name in ("settings.yaml", "metrics.jsonl", "state.json", "summary.json"))
     return RunState(
@@ -99,27 +94,22 @@ def read_state(run: RunFolder) -> RunState:
     )
 
 
-def read_settings(run: RunFolder) -> dict[str, Any]:
-    """Read the settings of a run: path with dots → value, without credentials. Those of an older version stay readable.
+def load_settings(run: RunFolder) -> RunSettings:
+    """Load the settings of a run, without credentials. Those of an older version stay readable.
 
     Raises:
         DataError: the file is damaged.
     """
-    file = run.path / "settings.yaml"
-    problem = "it holds no settings"
-    try:
-        tree = yaml.load(file.read_bytes(), CoreLoader)
-        if isinstance(tree, dict):
-            return dict(_flatten(redact_settings(tree)))
-    except (yaml.YAMLError, OSError, ValueError, RecursionError) as error:
-        problem = type(error).__name__
-    raise DataError(f"{file} is damaged ({problem}): restore it, or remove the run")
+    found = read_settings(run.path / "settings.yaml")
+    if found.problem:
+        raise DataError(f"{run.path / 'settings.yaml'} is damaged ({found.problem}): restore it, or remove the run")
+    return found
 
 
 def find_changed_settings(run: RunFolder) -> dict[str, Any]:
     """Find the settings of a run that are not the defaults of this version."""
-    defaults = dict(_flatten(yaml.safe_load(Settings().to_yaml())))
-    return {name: value for name, value in read_settings(run).items() if defaults.get(name) != value}
+    settings = load_settings(run)
+    return {name: settings.flat[name] for name in settings.list_changed()}
 
 
 def compare_settings(first: RunFolder, second: RunFolder) -> dict[str, tuple[Any, Any]]:
@@ -127,9 +117,9 @@ def compare_settings(first: RunFolder, second: RunFolder) -> dict[str, tuple[Any
 
     Their own ids, and files in their own folders, are no difference.
     """
-    one, other = _read_relative(first), _read_relative(second)
-    names = [*one, *(name for name in other if name not in one)]
-    return {name: (one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)}
+    compared = load_settings(first).compare(load_settings(second))
+    pairs = {name: (_drop_folder(first, one), _drop_folder(second, other)) for name, one, other in compared}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def read_metrics(run: RunFolder) -> dict[str, float]:
@@ -149,16 +139,5 @@ def _read_summary(run: RunFolder) -> Row:
     return summary if isinstance(summary, dict) else {}
 
 
-def _read_relative(run: RunFolder) -> dict[str, Any]:
-    settings = read_settings(run)
-    settings.pop("run.id", None)
-    own = f"{run.path}/"
-    return {k: v.replace(own, "<run>/") if isinstance(v, str) else v for k, v in settings.items()}
-
-
-def _flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+def _drop_folder(run: RunFolder, value: Any) -> Any:
+    return value.replace(f"{run.path}/", "<run>/") if isinstance(value, str) else value

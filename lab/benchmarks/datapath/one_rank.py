@@ -32,8 +32,7 @@ from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
 from forage_trainer.data.digests import digest_tokens
 from forage_trainer.data.rows import build_share
-from forage_trainer.data.selection import select_trajectories
-from forage_trainer.data.tensors import Rows, build_step_tensors
+from forage_trainer.data.tensors import Rows, build_step_tensors, select_trajectories
 from forage_trainer.engine.spmd import Processes, collective, follow
 from forage_trainer.engine.verl_worker import collect, hand_out
 from forage_trainer.reporting.metrics import compute_trajectory_metrics

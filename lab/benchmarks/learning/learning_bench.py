@@ -24,8 +24,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from forage_cli.local.home import find_home
 from forage_cli.local.processes import interrupt_on_signals
-from forage_cli.local.stack import repository, shift_ports
+from forage_cli.local.stack import shift_ports
 from forage_records.run_folder import RunFolder
 from forage_runtime.settings import load_settings
 
@@ -58,7 +59,7 @@ def main() -> None:
     parser.add_argument("--only", type=_names, default=list(RECIPES), help=f"of {','.join(RECIPES)}")
     parser.add_argument("--quick", action="store_true", help="one seed")
     parser.add_argument("--base-port", type=int, default=27000, help="first of the ports that the services use")
-    parser.add_argument("--runs", type=Path, default=repository() / "runs" / "bench-learning", help="folder of runs")
+    parser.add_argument("--runs", type=Path, default=find_home() / "runs" / "bench-learning", help="folder of runs")
     arguments = parser.parse_args()
     seeds = arguments.seeds[:1] if arguments.quick else arguments.seeds
     console = Console()
@@ -117,7 +118,7 @@ def _train(recipe: Recipe, runs: Path, seed: int, base_port: int, progress: Prog
     folder = runs / recipe.name / f"seed-{seed}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    command = [f"{repository()}/.venvs/cli/bin/forage", "demo", "-c", str(recipe.file)]
+    command = [f"{find_home()}/.venvs/cli/bin/forage", "demo", "-c", str(recipe.file)]
     log = folder.with_suffix(".log")
     steps = recipe.resolved(runs, seed, base_port).trainer.total_training_steps
     recipe.prepare()
@@ -125,7 +126,7 @@ def _train(recipe: Recipe, runs: Path, seed: int, base_port: int, progress: Prog
     read = RunFolder(folder)
     with log.open("w") as output:
         overrides = recipe.settings(runs, seed, base_port)
-        process = subprocess.Popen([*command, *overrides], cwd=repository(), stdout=output, stderr=output)
+        process = subprocess.Popen([*command, *overrides], cwd=find_home(), stdout=output, stderr=output)
         try:
             while process.poll() is None:
                 at = read.read_progress()

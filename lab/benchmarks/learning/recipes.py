@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forage_cli.datasets import countdown
-from forage_cli.local.stack import repository, shift_ports
+from forage_cli.local.home import find_home
+from forage_cli.local.stack import shift_ports
 from forage_runtime.settings import Settings, load_settings
 
 OPENING = "data/opened_thought"
@@ -29,7 +30,7 @@ class Recipe:
 
     @property
     def file(self) -> Path:
-        return repository() / "configs" / self.config
+        return find_home() / "configs" / self.config
 
     def settings(self, runs: Path, seed: int, base_port: int) -> tuple[str, ...]:
         """The overrides for `forage demo`, beside the file."""
@@ -39,12 +40,12 @@ class Recipe:
     def prepare(self) -> None:
         """Make what a recipe needs and what is missing; world facts make themselves."""
         if self.name == "grpo_opening":
-            model = repository() / "models/tiny-policy"
-            folder = shutil.copytree(model, repository() / OPENING, dirs_exist_ok=True)
+            model = find_home() / "models/tiny-policy"
+            folder = shutil.copytree(model, find_home() / OPENING, dirs_exist_ok=True)
             template = (model / "chat_template.jinja").read_text(encoding="utf-8").rstrip()
             opened = "{% if add_generation_prompt %}<think>{% endif %}"
             (folder / "chat_template.jinja").write_text(template + opened, encoding="utf-8")
-        folder = repository() / "data" / "countdown_tiny"
+        folder = find_home() / "data" / "countdown_tiny"
         if self.name == "countdown" and not (folder / "manifest.json").is_file():
             countdown.build_countdown(folder, {"train": 4000, "test": 400}, [3], 99, 0, max_number=12)
 

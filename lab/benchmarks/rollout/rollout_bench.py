@@ -39,7 +39,8 @@ from rich.table import Table
 from service import Service, free_base_port, start_rollout_service
 from slow_retriever import SlowRetriever, serve_slow_retriever
 
-from forage_cli.local.stack import Program, find_interpreter, repository, shift_ports
+from forage_cli.local.home import find_home, find_interpreter
+from forage_cli.local.stack import Program, shift_ports
 from forage_runtime.settings import load_settings
 
 HERE = Path(__file__).resolve().parent
@@ -59,7 +60,7 @@ BUSY_IN_FLIGHT = 64
 
 def list_overrides(folder: Path, base: int) -> list[str]:
     """List the settings that the service and the in-process methods share."""
-    root = repository()
+    root = find_home()
     return [
         *shift_ports(base),
         f"run.dir={folder}",
@@ -238,7 +239,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one round of 32 prompts: to see that it works")
     arguments = parser.parse_args()
     rounds, prompts = (1, 32) if arguments.quick else (arguments.rounds, arguments.prompts)
-    folder = repository() / "runs"
+    folder = find_home() / "runs"
     folder.mkdir(exist_ok=True)
     common = list_overrides(folder, free_base_port())
     settings = load_settings(overrides=common, environ={})

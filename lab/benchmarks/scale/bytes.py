@@ -38,8 +38,7 @@ from forage_proto.v1.trajectory_pb2 import (
     Turn,
 )
 from forage_records.step_file import read_step
-from forage_trajectory.codec import decode_group, pack_group, unpack_group
-from forage_trajectory.texts import Decode, leave_out_texts, restore_texts
+from forage_trajectory.codec import Decode, decode_group, leave_out_texts, pack_group, restore_texts, unpack_group
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 DEMO = Path(__file__).with_name("demo_groups.bin")

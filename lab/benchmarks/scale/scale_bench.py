@@ -31,10 +31,11 @@ from report import IDLE_S, Measured, describe_trajectory, print_report, summariz
 from rich.console import Console
 from rich.status import Status
 
+from forage_cli.local.home import find_home, find_interpreter
 from forage_cli.local.processes import interrupt_on_signals
 from forage_cli.local.redis import users as redis_users
 from forage_cli.local.serving import wait_until_ready
-from forage_cli.local.stack import Program, Stack, find_interpreter, repository, shift_ports
+from forage_cli.local.stack import Program, Stack, shift_ports
 from forage_proto.v1 import trajectory_pb2 as pb
 from forage_queue.streams.client import StreamClient
 from forage_queue.streams.users import Role
@@ -215,7 +216,7 @@ def list_overrides(folder: Path, base: int, agents: int, dispatchers: int, engin
         *shift_ports(base),
         f"run.dir={folder}",
         "run.id=bench-scale",
-        f"model.path={repository()}/models/tiny-policy",
+        f"model.path={find_home()}/models/tiny-policy",
         f"reward.routes.{workload.DATA_SOURCE}={{name: search_r1_format}}",
         f"data.train_batch_size={most}",  # the trainer's end reads at once: its backlog is not what is measured
         f"rollout.n={workload.SAMPLES}",
@@ -336,7 +337,7 @@ def main() -> None:
     parser.add_argument("--token-ms", type=float, default=20.0, help="from one token of a sequence to its next")
     options = parser.parse_args()
     console = Console()
-    folder, sizes = repository() / "runs", sorted(options.sizes)
+    folder, sizes = find_home() / "runs", sorted(options.sizes)
     overrides = list_overrides(
         folder, find_base_port(), options.agents, options.dispatchers, options.engines, max(sizes)
     )

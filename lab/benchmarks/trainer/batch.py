@@ -8,8 +8,7 @@ import plan
 
 from forage_proto.v1.trajectory_pb2 import PolicySegment, Score, Status, Trajectory, TrajectoryGroup
 from forage_runtime.settings import AlgorithmSettings
-from forage_trainer.data.selection import select_trajectories
-from forage_trainer.data.tensors import StepTensors, build_step_tensors
+from forage_trainer.data.tensors import StepTensors, build_step_tensors, select_trajectories
 from forage_trajectory.codec import decode_group, pack_group
 
 SAMPLES = 8

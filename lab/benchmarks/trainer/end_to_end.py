@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forage_cli.local.stack import repository
+from forage_cli.local.home import find_home
 
 LEAD = 2
 """First steps that do not count: the pipeline fills, and everything runs for the first time."""
@@ -36,12 +36,12 @@ def run(folder: Path, base_port: int, steps: int, *settings: str, recipe: Path |
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     place = [f"run.dir={folder.parent}", f"run.id={folder.name}", f"trainer.total_training_steps={steps}"]
-    command = [f"{repository()}/.venvs/cli/bin/forage", "demo", "--base-port", str(base_port)]
+    command = [f"{find_home()}/.venvs/cli/bin/forage", "demo", "--base-port", str(base_port)]
     command += ["-c", str(recipe)] if recipe is not None else []
     command += [*place, "data.val_max_samples=16", *settings]
     file = folder.with_suffix(".log")
     with file.open("w") as log:
-        if subprocess.run(command, cwd=repository(), stdout=log, stderr=log).returncode:
+        if subprocess.run(command, cwd=find_home(), stdout=log, stderr=log).returncode:
             sys.exit(f"the run in {folder} failed: see {file}")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     counted = lines[LEAD:]

@@ -23,8 +23,7 @@ from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import Settings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
-from forage_weights.trainer.policy_store import PolicyStore
-from forage_weights.trainer.publisher import KEEP_NEWEST, Publisher
+from forage_weights.trainer.publisher import KEEP_NEWEST, PolicyStore, Publisher
 
 _SHAPE, _TENSORS = (2000, 2048), 32
 

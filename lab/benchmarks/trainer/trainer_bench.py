@@ -34,7 +34,8 @@ from rich.status import Status
 from rich.table import Table
 from service import free_base_port
 
-from forage_cli.local.stack import Program, Stack, find_interpreter, repository, shift_ports
+from forage_cli.local.home import find_home, find_interpreter
+from forage_cli.local.stack import Program, Stack, shift_ports
 from forage_queue.streams.users import Role
 from forage_runtime.settings import load_settings
 
@@ -66,7 +67,7 @@ def in_trainer(script: str, *arguments: str, log: Path) -> Iterator[dict[str, An
 
 def measure_updates(rounds: int, folder: Path, spinner: Status, console: Console) -> dict[str, float]:
     spinner.update("updates: the first of each way, which must be the same")
-    overrides = [f"run.dir={folder}", f"model.path={repository()}/models/tiny-policy", f"trainer.threads={THREADS}"]
+    overrides = [f"run.dir={folder}", f"model.path={find_home()}/models/tiny-policy", f"trainer.threads={THREADS}"]
     result = []
     for line in in_trainer("updates.py", str(GROUPS), str(rounds), *overrides, log=folder / "updates.log"):
         result.append(line)
@@ -99,7 +100,7 @@ def measure_updates(rounds: int, folder: Path, spinner: Status, console: Console
 def measure_publishing(rounds: int, folder: Path, spinner: Status, console: Console) -> dict[str, float]:
     spinner.update("publishing")
     overrides = [*shift_ports(free_base_port()), f"run.dir={folder}", "run.id=publishing"]
-    overrides.append(f"model.path={repository()}/models/tiny-policy")
+    overrides.append(f"model.path={find_home()}/models/tiny-policy")
     stack = Stack(load_settings(overrides=overrides, environ={}), [Program.REDIS])
     stack.start()
     result = []
@@ -177,7 +178,7 @@ def main() -> None:
     rounds, runs, steps = (2, 1, 4) if arguments.quick else (arguments.rounds, arguments.runs, arguments.steps)
     if steps <= end_to_end.LEAD:
         parser.error(f"--steps {steps}: the first {end_to_end.LEAD} do not count, so give more")
-    folder = repository() / "runs" / "bench-trainer"
+    folder = find_home() / "runs" / "bench-trainer"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     console = Console()

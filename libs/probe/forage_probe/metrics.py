@@ -15,7 +15,7 @@ from scipy import stats
 
 from forage_proto.v1.probe_pb2 import Probed, ProbePoint
 from forage_proto.v1.trajectory_pb2 import Status
-from forage_records.statistics import estimate_mean
+from forage_records.statistics import estimate_mean, mean_known
 
 PREMATURE = 0.4
 """Rank correlation of confidence and thought below which the answer is taken to precede the thought."""
@@ -131,7 +131,7 @@ def summarise_probes(plan: Mapping[str, Any], probes: Sequence[Probed]) -> dict[
         "computed_tokens": sum(map(count_computed_tokens, probes)),
         "cached_tokens": sum(point.cached_tokens for probed in probes for point in probed.points),
         "generated_tokens": sum(point.generated_tokens for probed in probes for point in probed.points),
-        "seconds_per_probe": sum(probed.seconds for probed in probes) / len(probes) if probes else None,
+        "seconds_per_probe": mean_known(probed.seconds for probed in probes),
     }
 
 
@@ -209,19 +209,15 @@ def _summary(probes: Sequence[Probed]) -> SetMeasures:
         confidence_at=tuple(confidence.mean(axis=0).tolist()),
         intervals=tuple(map(_mean_interval, confidence.T.tolist())) if len(measures) > 1 else measures[0].intervals,
         overconfidence=float(np.mean([one.overconfidence for one in measures])),
-        rho=_mean(rhos),
-        premature=_mean([float(rho < PREMATURE) for rho in rhos]),
+        rho=mean_known(rhos),
+        premature=mean_known(float(rho < PREMATURE) for rho in rhos),
         undefined_rho=len(measures) - len(rhos),
         no_thought=sum(probed.cot_begin == probed.cot_end for probed in probes),
         auc_gap=float(np.mean([one.auc_gap for one in measures])),
-        norm_aoc=_mean([one.norm_aoc for one in measures if one.norm_aoc is not None]),
-        aoc=_mean(areas),
+        norm_aoc=mean_known(one.norm_aoc for one in measures),
+        aoc=mean_known(areas),
         aoc_interval=_mean_interval(areas) if len(areas) > 1 else None,
     )
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None
 
 
 def _mean_interval(values: Sequence[float]) -> Interval:

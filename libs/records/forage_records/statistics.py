@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import fmean
 
 import numpy as np
 
+ALL = "all"
+"""Name of the data source that stands for all questions, each with the same weight."""
 RESAMPLES = 10_000
 CONFIDENCE = 0.95
 _SEED = 20_260_101
@@ -44,6 +48,24 @@ class Outcome(StrEnum):
     LOST = "lost"
     BOTH = "both"
     NEITHER = "neither"
+
+
+@dataclass(frozen=True)
+class SourceComparison:
+    """Comparison of the answers of two sides to the questions of one data source, or of all."""
+
+    data_source: str
+    questions: int
+    em_a: float
+    em_b: float
+    difference: Difference
+    outcomes: Mapping[Outcome, int]
+
+
+def mean_known(values: Iterable[float | None]) -> float | None:
+    """The mean of the values that are known; None without any."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def estimate_mean(values: Sequence[float]) -> Estimate | None:
@@ -91,3 +113,31 @@ def paired_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
     tail = min((means <= 1e-12).sum(), (means >= -1e-12).sum())
     p = min(1.0, 2 * (int(tail) + 1) / (RESAMPLES + 1))
     return Difference(float(np.mean(differences)), low, high, p)
+
+
+def find_outcome(a: float, b: float) -> Outcome:
+    """The change of a question from A to B by the share of its samples that is right."""
+    if a == b:
+        return Outcome.BOTH if b else Outcome.NEITHER
+    return Outcome.WON if b > a else Outcome.LOST
+
+
+def compare_sources(pairs: Iterable[tuple[str, float, float]]) -> list[SourceComparison]:
+    """Compare A with B on each data source, in the order of the pairs; with several, `ALL` is the last.
+
+    Args:
+        pairs: data source, A's and B's exact match of each question that both answered.
+    """
+    parts: dict[str, list[tuple[float, float]]] = {}
+    for source, a, b in pairs:
+        parts.setdefault(source, []).append((a, b))
+    if len(parts) > 1:
+        parts[ALL] = [pair for part in parts.values() for pair in part]
+    return [_compare_source(source, part) for source, part in parts.items()]
+
+
+def _compare_source(source: str, pairs: Sequence[tuple[float, float]]) -> SourceComparison:
+    a, b = zip(*pairs, strict=True)
+    counts = Counter(find_outcome(*pair) for pair in pairs)
+    outcomes = {outcome: counts[outcome] for outcome in Outcome}
+    return SourceComparison(source, len(pairs), fmean(a), fmean(b), paired_difference(a, b), outcomes)

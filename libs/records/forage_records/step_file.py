@@ -13,13 +13,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pyarrow as pa
 
 from forage_proto.v1.trajectory_pb2 import ActionKind, Trajectory
 from forage_records.json_text import parse_json
+from forage_records.statistics import mean_known
 from forage_records.trajectory_file import TrajectoryWriter, read_metadata, read_with_columns
 from forage_runtime.errors import DataError
 
@@ -136,8 +136,7 @@ class StepRow:
         if self.advantages is None or self.loss_mask is None:
             return None
         tokens = zip(self.advantages, self.loss_mask, self.trajectory.turn_ids, strict=True)
-        chosen = [value for value, one, turn in tokens if one and (turns is None or turn in turns)]
-        return fmean(chosen) if chosen else None
+        return mean_known(value for value, one, turn in tokens if one and (turns is None or turn in turns))
 
 
 def step_file_path(run: Path, step: int) -> Path:

@@ -10,6 +10,7 @@ from statistics import fmean
 from forage_proto.v1.trajectory_pb2 import ActionKind, Status
 from forage_records.run_folder import Row
 from forage_records.spans import name_author
+from forage_records.statistics import mean_known
 from forage_records.step_file import StepRow, read_step
 from forage_records.trajectory_file import extract_question, read_exact_match, read_header
 from forage_records.view_options import SortKey
@@ -26,10 +27,9 @@ class Filter:
     source: str = ""
     text: str = ""
     min_reward: float | None = None
-    max_reward: float | None = None
 
     def __call__(self, row: Row) -> bool:
-        """Whether a row passes; without an exact match it is neither right nor wrong, without a reward in no range."""
+        """Whether a row passes; without an exact match it is neither right nor wrong."""
         em = row.get("em")
         if self.right is not None and (em is None or (em > 0) is not self.right):
             return False
@@ -37,13 +37,8 @@ class Filter:
             return False
         if self.text and not (self.text in row["question"] or any(self.text in span["text"] for span in row["spans"])):
             return False
-        if self.min_reward is None and self.max_reward is None:
-            return True
         reward = row.get("reward")
-        return reward is not None and (
-            (self.min_reward is None or reward >= self.min_reward)
-            and (self.max_reward is None or reward <= self.max_reward)
-        )
+        return self.min_reward is None or (reward is not None and reward >= self.min_reward)
 
 
 @dataclass(frozen=True)
@@ -84,8 +79,7 @@ def compute_sort_value(row: Row, name: SortKey) -> float | None:
         case SortKey.LENGTH:
             return float(sum(len(span["text"]) for span in row["spans"] if span["role"] == "model"))
         case SortKey.ADVANTAGE:
-            found = select_trained(step, step.advantages) if step else []
-            return fmean(found) if found else None
+            return mean_known(select_trained(step, step.advantages)) if step else None
         case SortKey.MISMATCH:
             return max(map(abs, compute_differences(step).values()), default=None) if step else None
 
@@ -103,11 +97,11 @@ def select_trained(step: StepRow, values: list[float] | None) -> list[float]:
     return [value for value, one in zip(values or (), step.loss_mask or (), strict=bool(values)) if one]
 
 
-def sort_rows(rows: Iterable[Row], by: SortKey, ascending: bool) -> list[Row]:
+def sort_rows(rows: Iterable[Row], by: SortKey) -> list[Row]:
     """Sort rows, the largest value first; rows without a value come last."""
     known = [(value, row) for row in rows if (value := compute_sort_value(row, by)) is not None]
     unknown = [row for row in rows if compute_sort_value(row, by) is None]
-    return [row for _, row in sorted(known, key=lambda pair: pair[0], reverse=not ascending)] + unknown
+    return [row for _, row in sorted(known, key=lambda pair: pair[0], reverse=True)] + unknown
 
 
 def find_changes(before: Iterable[Row], after: Iterable[Row]) -> list[Change]:

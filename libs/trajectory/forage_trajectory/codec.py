@@ -2,10 +2,14 @@
 
 The rollout service packs messages once (`pack_group`); the trainer decodes what arrives once (`decode_group`).
 
-- What has a value per token is in columns (`planes`): token ids, and log-probabilities of sampled tokens alone, as
-  float32 to the bit. Loss mask and turn ids follow from the spans; where they do not, they are run lengths.
+- What has a value per token is in columns: token ids, and log-probabilities of sampled tokens alone, as float32 to the
+  bit. Loss mask and turn ids follow from the spans; where they do not, they are run lengths. A column is cut into
+  planes, each the bytes of one weight of many numbers: those of the high bytes take few values and code well; between
+  those of the low bytes zstd would find them less often.
 - The rest of each trajectory is its facts: what decides about a group, without a value per token and without texts.
-- Texts of spans and contents of documents are apart. `texts` leaves out those that the tokens imply.
+- Texts of spans and contents of documents are apart. The agent leaves out those that the tokens imply
+  (`leave_out_texts`), and who shows them decodes the tokens again (`restore_texts`). A checksum shows a reader whose
+  tokenizer is another one.
 
 Each of the three is a zstd frame over the whole group, so what its samples share is there once.
 """
@@ -13,33 +17,33 @@ Each of the three is a zstd frame over the whole group, so what its samples shar
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import zlib
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import zstandard
 from google.protobuf.message import DecodeError
 
 from forage_proto.v1.packed_pb2 import PackedFacts, PackedGroup, PackedTexts, PackedTrajectory, Runs, TrajectoryTexts
+from forage_proto.v1.trajectory_pb2 import Document, Role, Span, TrajectoryGroup, Turn
 from forage_proto.v1.trajectory_pb2 import Trajectory as TrajectoryMessage
-from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
-from forage_trajectory.columns import AnyColumns, ColumnFolder, Columns, find_runs
-from forage_trajectory.planes import (
-    Ints,
-    Room,
-    TokenValues,
-    Words,
-    compress,
-    decode_runs,
-    decompress,
-    derive_marks,
-    encode_runs,
-    join_planes,
-    split_planes,
+from forage_runtime.errors import DataError
+from forage_trajectory.trajectory import (
+    AnyColumns,
+    ColumnFolder,
+    Columns,
+    Group,
+    ReadPacked,
+    TokenCounts,
+    Trajectory,
+    find_runs,
 )
-from forage_trajectory.trajectory import Group, ReadPacked, TokenCounts, Trajectory
 
 _PerToken = Literal["token_ids", "loss_mask", "turn_ids", "logprobs"]
 _PER_TOKEN: tuple[_PerToken, ...] = ("token_ids", "loss_mask", "turn_ids", "logprobs")
@@ -47,6 +51,14 @@ _FLOAT_BYTES = 4
 _MOST_FACTS, _MOST_TEXTS = 2**28, 2**29
 """Bytes that a frame may have when it is decompressed."""
 _NONE = Columns(np.empty(0, np.int32), np.empty((0, 3), np.int32), np.empty(0, np.float32))
+Decode = Callable[[Sequence[int]], str]
+"""The text of token ids, control tokens included."""
+_SHORTEST_QUOTE = 24
+_LEVEL = 3
+_MOST_VALUES = 2**26
+_PROMPT, _MODEL, _ENV = Role.ROLE_PROMPT, Role.ROLE_MODEL, Role.ROLE_ENV  # looking them up costs as much as their use
+Ints: TypeAlias = npt.NDArray[np.int32]
+Words: TypeAlias = npt.NDArray[np.uint32]
 
 
 def pack_group(group: TrajectoryGroup) -> PackedGroup:
@@ -322,3 +334,197 @@ def _give(packed: PackedGroup) -> PackedGroup:
 
 def _read_packed(read: Callable[[], bytes]) -> PackedGroup:
     return PackedGroup.FromString(read())
+
+
+def leave_out_texts(trajectory: TrajectoryMessage, decode: Decode) -> None:
+    """Leave out the texts of spans that their tokens decode to, and what documents and observations both have."""
+    for turn, observation in _pair(trajectory):
+        _quote_documents(turn, observation.text)
+    ids = list(trajectory.token_ids)
+    left_out = []
+    for span in trajectory.spans:
+        if span.text and span.text == decode(ids[span.begin : span.end]):
+            left_out.append(span.text)
+            span.implied, span.text = True, ""
+    if left_out:
+        trajectory.implied_crc32 = zlib.crc32("".join(left_out).encode())
+
+
+def restore_texts(trajectory: TrajectoryMessage, decode: Decode) -> None:
+    """Put back what `leave_out_texts` left out; a trajectory that has all of its texts stays as it is.
+
+    Raises:
+        DataError: the tokenizer decodes another text than the agent's, or a document names what is not there. The
+            trajectory is as before.
+    """
+    if not lacks_texts(trajectory):
+        return
+    implied = [span for span in trajectory.spans if span.implied]
+    ids = list(trajectory.token_ids) if implied else []
+    texts = [decode(ids[span.begin : span.end]) for span in implied]
+    if zlib.crc32("".join(texts).encode()) != trajectory.implied_crc32:
+        raise DataError(
+            f"the tokens of trajectory {trajectory.id} decode to another text than in the rollout service: "
+            "give trainer and rollout service the same model.path"
+        )
+    whole = TrajectoryMessage()
+    whole.CopyFrom(trajectory)
+    whole.ClearField("implied_crc32")
+    for span, text in zip((span for span in whole.spans if span.implied), texts, strict=True):
+        span.text, span.implied = text, False
+    for turn, observation in _pair(whole):
+        for document in turn.documents:
+            if document.HasField("quote"):
+                _restore_document(document, observation.text, trajectory.id)
+    trajectory.CopyFrom(whole)
+
+
+def lacks_texts(trajectory: TrajectoryMessage) -> bool:
+    """Whether `restore_texts` has anything to put back."""
+    return trajectory.HasField("implied_crc32") or any(
+        document.HasField("quote") for turn in trajectory.turns for document in turn.documents
+    )
+
+
+def _pair(trajectory: TrajectoryMessage) -> Iterator[tuple[Turn, Span]]:
+    """The turns with documents, each with the observation that answers it."""
+    sampled = [place for place, span in enumerate(trajectory.spans) if span.role == Role.ROLE_MODEL]
+    for turn, place in zip(trajectory.turns, sampled, strict=False):
+        if turn.documents and place + 1 < len(trajectory.spans):
+            yield turn, trajectory.spans[place + 1]
+
+
+def _quote_documents(turn: Turn, observation: str) -> None:
+    """Leave out of each document's contents what the observation has of its text, from the beginning."""
+    cursor = 0
+    for document in turn.documents:
+        title, newline, text = document.contents.partition("\n")
+        begin = observation.find(text[:_SHORTEST_QUOTE], cursor)
+        if len(text) < _SHORTEST_QUOTE or begin < 0:
+            continue
+        # The end of an observation may be cut off, and tags in it are escaped.
+        length = bisect_left(
+            range(1, len(text) + 1), True, key=lambda size: not observation.startswith(text[:size], begin)
+        )
+        cursor = begin + length
+        at = len(title) + len(newline)
+        document.quote.at, document.quote.begin, document.quote.length = at, begin, length
+        document.contents = document.contents[:at] + document.contents[at + length :]
+
+
+def _restore_document(document: Document, observation: str, id: str) -> None:
+    quote, rest = document.quote, document.contents
+    quoted = observation[quote.begin : quote.begin + quote.length]
+    if quote.at > len(rest) or len(quoted) != quote.length:
+        raise DataError(f"a document of trajectory {id} quotes what its observation does not have: it is damaged")
+    document.contents = rest[: quote.at] + quoted + rest[quote.at :]
+    document.ClearField("quote")
+
+
+@dataclass(frozen=True)
+class TokenValues:
+    """What a trajectory has a value per token of, as the fields of its message.
+
+    token_ids: (tokens,) int32, prompt and response.
+    loss_mask, turn_ids: (response,) int32; logprobs: (response,) float32.
+    """
+
+    token_ids: Ints
+    loss_mask: Ints
+    turn_ids: Ints
+    logprobs: npt.NDArray[np.float32]
+
+
+class Room:
+    """How many values of a column the trajectories of one group may still have, whatever a damaged entry says."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_VALUES
+
+    def take(self, count: int) -> None:
+        """
+        Raises:
+            DecodeError: there is no room for so many values.
+        """
+        self._left -= count
+        if count < 0 or self._left < 0:
+            raise DecodeError(f"a packed group names more than {_MOST_VALUES} values of a column")
+
+
+def derive_marks(spans: Sequence[Span]) -> tuple[Runs, Runs] | None:
+    """Derive loss mask and turn ids of a response from who wrote each of its spans; None where they do not say."""
+    mask, turn_ids = Runs(), Runs()
+    turn = 0
+    for span in spans:
+        if span.role == _PROMPT and not mask.lengths:
+            continue
+        if span.role not in (_MODEL, _ENV) or span.end < span.begin:
+            return None
+        is_sampled = span.role == _MODEL
+        turn += is_sampled
+        for runs, value in ((mask, int(is_sampled)), (turn_ids, turn if is_sampled else -1)):
+            runs.values.append(value)
+            runs.lengths.append(span.end - span.begin)
+    return mask, turn_ids
+
+
+def encode_runs(values: npt.NDArray[Any]) -> Runs:
+    """Encode a list of numbers as runs of equal ones."""
+    if not len(values):
+        return Runs()
+    begins = np.concatenate([[0], np.flatnonzero(np.diff(values)) + 1])
+    lengths = np.diff(np.concatenate([begins, [len(values)]]))
+    return Runs(values=values[begins].tolist(), lengths=lengths.tolist())
+
+
+def decode_runs(runs: Runs, room: Room) -> Ints:
+    """
+    Raises:
+        DecodeError: lists of different lengths, or too many values.
+    """
+    if len(runs.values) != len(runs.lengths):
+        raise DecodeError(f"{len(runs.values)} runs have {len(runs.lengths)} lengths")
+    room.take(sum(runs.lengths))
+    values: Ints = np.repeat(np.array(runs.values, dtype=np.int64).astype(np.int32), runs.lengths)
+    return values
+
+
+def split_planes(values: Words, count: int) -> list[bytes]:
+    """The `count` lowest bytes of each value, as planes."""
+    columns = values.astype("<u4").view(np.uint8).reshape(-1, 4)
+    return [columns[:, place].tobytes() for place in range(count)]
+
+
+def join_planes(data: memoryview, length: int, count: int) -> Words:
+    """The inverse of `split_planes`."""
+    columns: npt.NDArray[np.uint8] = np.zeros((length, 4), dtype=np.uint8)
+    for place in range(count):
+        columns[:, place] = np.frombuffer(data, np.uint8, length, offset=place * length)
+    values: Words = columns.reshape(-1).view("<u4").astype(np.uint32, copy=False)
+    return values
+
+
+def compress(parts: Iterable[bytes]) -> bytes:
+    """Compress into one frame, in which each part has statistics of its own; its end is a checksum."""
+    parts = list(parts)
+    # A compressor is not for several threads at a time.
+    compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compressobj(size=sum(map(len, parts)))
+    pieces = []
+    for part in parts:
+        pieces += [compressor.compress(part), compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
+    return b"".join([*pieces, compressor.flush()])
+
+
+def decompress(frame: bytes, most: int) -> bytes:
+    """Decompress a frame, which says how long its content is.
+
+    Raises:
+        DecodeError: it is damaged, or longer than `most` bytes: nothing is allocated then.
+    """
+    try:
+        size = zstandard.frame_content_size(frame)
+        if not 0 <= size <= most:
+            raise DecodeError(f"a packed group has a frame of {size} bytes, at most {most} are expected")
+        return bytes(zstandard.ZstdDecompressor().decompress(frame, max_output_size=size, allow_extra_data=False))
+    except (ValueError, zstandard.ZstdError) as error:
+        raise DecodeError(f"a packed group has a damaged frame ({error})") from None

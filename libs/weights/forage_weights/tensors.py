@@ -159,3 +159,16 @@ def find_non_finite(tensor: Tensor) -> int | None:
         if signed[begin : begin + step].max() >= infinity or part.max() >= sign | infinity:
             return begin + int(np.argmax(part & (sign - 1) >= infinity))
     return None
+
+
+def read_tensor(info: TensorInfo) -> Tensor:
+    """Read a tensor into memory. A map would end the process with SIGBUS where the file is cut off meanwhile.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file has become shorter than its header said.
+    """
+    bits = np.fromfile(info.file, f"u{info.width}", info.elements, offset=info.begin)
+    if len(bits) < info.elements:
+        raise ValueError(f"{info.file} has become shorter while it was read")
+    return Tensor(info.dtype, info.shape, bits)

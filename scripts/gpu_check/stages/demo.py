@@ -11,15 +11,14 @@ STEPS = 6
 
 def run(findings: Findings) -> None:
     """Train by the demo's recipe, whole where there is a GPU."""
-    from forage_cli.local.stack import repository
-    from forage_cli.local.training.load import CONFIG
+    from forage_cli.local.home import DEMO, find_home
     from forage_runtime.settings import load_settings
 
     if not findings.has_gpu:
         check_groups(findings, "demo", run_training("demo", STEPS), STEPS)
         findings.leave_out(f"{STEPS} steps were taken on the CPU; `make demo` shows the whole run")
         return
-    steps = load_settings(repository() / CONFIG, environ={}).trainer.total_training_steps
+    steps = load_settings(find_home() / DEMO, environ={}).trainer.total_training_steps
     result = run_training("demo", steps)
     check_groups(findings, "demo", result, steps)
     findings.check("exact_match_gain", result.summary["em_gain"], least=0.2)

@@ -11,7 +11,8 @@ from typing import Any
 
 from findings import Findings, call_worker
 
-from forage_cli.local.stack import Program, repository
+from forage_cli.local.home import find_home
+from forage_cli.local.stack import Program
 
 TOKENS = 64
 EAGER = "rollout.engine.args.enforce_eager=true"
@@ -21,7 +22,7 @@ SMALL = "rollout.engine.gpu_memory_utilization=0.3"
 
 def run(findings: Findings) -> None:
     """Sample in each way of this machine and recompute the log-probabilities; then publish to engines under load."""
-    model = repository() / "models/tiny-policy"
+    model = find_home() / "models/tiny-policy"
     ways: dict[str, list[str]] = {"eager_fp32": [EAGER, "rollout.engine.dtype=float32"]}
     if findings.has_gpu:
         ways["eager_bf16"] = [EAGER, "rollout.engine.dtype=bfloat16"]
@@ -54,7 +55,7 @@ def _check_samples(findings: Findings, way: str, found: dict[str, Any], model: P
 def _publish(findings: Findings, model: Path) -> None:
     """Publish through every transport while engines sample, with the benchmark of weights."""
     engines = 2 if len(findings.gpus) > 2 or not findings.has_gpu else 1
-    command = [str(repository() / "lab/benchmarks/weights/run"), "--rounds", "1", "--engines", str(engines)]
+    command = [str(find_home() / "lab/benchmarks/weights/run"), "--rounds", "1", "--engines", str(engines)]
     command += ["--model", str(findings.model or model), SMALL]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, encoding="utf-8")
     print(done.stdout, file=sys.stderr)

@@ -6,7 +6,8 @@ import shutil
 
 from findings import CUDA_USERS, Findings, call_worker
 
-from forage_cli.local.stack import Program, repository
+from forage_cli.local.home import find_home
+from forage_cli.local.stack import Program
 
 
 def run(findings: Findings) -> None:
@@ -15,7 +16,7 @@ def run(findings: Findings) -> None:
     findings.measure(
         gpus=[f"{gpu.product}, {gpu.memory_mib / 1024:.0f} GiB" for gpu in gpus],
         driver=gpus[0].driver if gpus else "none",
-        free_disk_gib=shutil.disk_usage(repository()).free / 2**30,
+        free_disk_gib=shutil.disk_usage(find_home()).free / 2**30,
     )
     for program in (Program.RETRIEVER, Program.ROLLOUT, Program.TRAINER):
         found = call_worker(program, "device.py")

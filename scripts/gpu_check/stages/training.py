@@ -5,7 +5,7 @@ from __future__ import annotations
 from findings import Findings
 from whole_runs import check_groups, find_model, run_training
 
-from forage_cli.local.stack import repository
+from forage_cli.local.home import find_home
 
 STEPS = {True: 20, False: 5}
 """With a GPU and without."""
@@ -17,7 +17,7 @@ def run(findings: Findings) -> None:
     findings.measure(model=name)
     recipe, options = None, ["trainer.val_before_train=false", "trainer.test_freq=-1", f"model.path={model}"]
     if findings.has_gpu:
-        recipe = repository() / "configs/smollm2.yaml"
+        recipe = find_home() / "configs/smollm2.yaml"
         options += ["data.train_batch_size=16", "rollout.n=8", "trainer.actor.ppo_mini_batch_size=16",
                     "rollout.max_groups_in_flight=32", "rollout.engine.max_num_seqs=128",
                     "trainer.actor.ppo_max_token_len_per_gpu=16384"]  # fmt: skip

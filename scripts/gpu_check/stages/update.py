@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from findings import Findings, call_worker, make_model
 
-from forage_cli.local.stack import Program, repository
+from forage_cli.local.home import find_home
+from forage_cli.local.stack import Program
 from forage_cli.planning.assumptions import GIB
 from forage_cli.planning.plan import Request, make_plan
 from forage_cli.planning.shapes import read_shape
@@ -82,7 +83,7 @@ class Update:
 
 
 def _update(out: Path, overrides: list[str], environment: dict[str, str]) -> Update:
-    model = repository() / "models/tiny-policy"
+    model = find_home() / "models/tiny-policy"
     figures = call_worker(
         Program.TRAINER,
         "update.py",

@@ -44,8 +44,7 @@ def collect_gradients(worker: Any) -> dict[str, np.ndarray[Any, Any]]:
 def make_long(groups: int, samples: int, length: int, vocabulary: int, settings: Any) -> StepTensors:
     """Rows of one length with tokens of the whole vocabulary: what a benchmark of speed needs."""
     from forage_proto.v1.trajectory_pb2 import PolicySegment, Score, Status, Trajectory, TrajectoryGroup
-    from forage_trainer.data.selection import select_trajectories
-    from forage_trainer.data.tensors import build_step_tensors
+    from forage_trainer.data.tensors import build_step_tensors, select_trajectories
 
     chance, response = random.Random(0), length - TIMED_PROMPT
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from forage_proto.v1.trajectory_pb2 import Prompt, Purpose, TemplateValues
 from forage_rollout.environments.loading import BUILT_IN, EXPECTED
 from forage_rollout.loop.generation import Engine, RenderedPrompt
-from forage_rollout.loop.observation_ids import escape_message
-from forage_rollout.loop.tokens import FileTokenizer
+from forage_rollout.loop.tokens import FileTokenizer, escape_message
 from forage_rollout.prompt_checks import InvalidPromptError, check_sampling
 from forage_runtime.text.chat_template import find_open_thought
 

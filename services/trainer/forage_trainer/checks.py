@@ -16,7 +16,7 @@ from forage_trainer.data.splits import read_splits
 from forage_trainer.extensions import check_functions
 from forage_trainer.reporting.tracking import require_backend
 from forage_trainer.weights.completeness import check_complete
-from forage_weights.trainer.policy_store import find_policies_place
+from forage_weights.trainer.publisher import find_policies_place
 
 
 def list_checks(settings: Settings) -> Iterator[Check]:

@@ -12,8 +12,7 @@ from forage_proto.v1.trajectory_pb2 import Policy
 from forage_queue.streams.client import StreamClient
 from forage_queue.trainer import spans
 from forage_queue.trainer.batcher import Batch, Batcher
-from forage_queue.trainer.dataset import make_batches
-from forage_queue.trainer.feeder import Feeder
+from forage_queue.trainer.feeder import Feeder, make_batches
 from forage_queue.trainer.shifts import Shifts
 from forage_records.events import EventKind, EventLog
 from forage_records.questions import Questions
@@ -27,7 +26,7 @@ from forage_trainer.checkpoints.rollbacks import Rollbacks, make_stop_error
 from forage_trainer.checkpoints.start import Start
 from forage_trainer.checkpoints.writer import CheckpointWriter
 from forage_trainer.data.routes import EnvironmentCheck
-from forage_trainer.data.selection import SELECTED_NONE, has_equal_rewards
+from forage_trainer.data.tensors import SELECTED_NONE, has_equal_rewards
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.extensions import find_sampler
 from forage_trainer.reporting.guards import Guards

@@ -12,8 +12,8 @@ from forage_queue.streams.durability import require_durability
 from forage_queue.streams.history import open_history
 from forage_queue.streams.payloads import Payloads
 from forage_queue.trainer.batcher import BatchTimeoutError, StaleGroupsError
-from forage_queue.trainer.dataset import report_questions
 from forage_queue.trainer.decoder import GroupDecoder
+from forage_queue.trainer.feeder import report_questions
 from forage_queue.trainer.shifts import ShiftError, Shifts
 from forage_records.events import EventKind, EventLog
 from forage_records.questions import Questions

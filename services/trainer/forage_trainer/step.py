@@ -21,8 +21,7 @@ from forage_trainer.algorithms.kl import KlController, apply_kl_penalty
 from forage_trainer.algorithms.off_policy import compute_correction_metrics
 from forage_trainer.data.digests import digest_tokens
 from forage_trainer.data.overlong import mask_cut, subtract_penalties
-from forage_trainer.data.selection import leave_out_unusable, select_trajectories
-from forage_trainer.data.tensors import StepTensors, build_step_tensors
+from forage_trainer.data.tensors import StepTensors, build_step_tensors, leave_out_unusable, select_trajectories
 from forage_trainer.engine.policy_worker import PolicyWorker, UpdateResult
 from forage_trainer.reporting.behavior import BehaviorMetrics
 from forage_trainer.reporting.metrics import (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forage_cli.commands.doctor import Check, check_gpus, check_proxy
+from forage_cli.commands.doctor import NEEDED_DISK_GIB, NEEDED_MEMORY_GIB, Check, check_gpus, check_proxy
 from forage_cli.local import nvidia
 from forage_cli.local.stack import Program
 
@@ -137,7 +137,7 @@ def test_the_build_of_an_environment_is_that_of_its_torch(tmp_path: Path, monkey
     torch.mkdir(parents=True)
     python.parent.mkdir()
     python.symlink_to(sys.executable)
-    monkeypatch.setattr("forage_cli.local.stack.repository", lambda: tmp_path)
+    monkeypatch.setattr("forage_cli.local.home.find_home", lambda: tmp_path)
     for written, read in (("'13.0'", "13.0"), ("None", "")):
         (torch / "version.py").write_text(f"cuda = {written}\n")
         assert nvidia.find_cuda(Program.TRAINER) == read
@@ -175,3 +175,9 @@ def test_the_variables_of_a_proxy_are_named_without_their_values() -> None:
     (found,) = check_proxy(environ)
     assert found == Check("proxy", "NO_PROXY, https_proxy: downloads use it, calls between services do not")
     assert list(check_proxy({"PATH": "/bin"})) == []
+
+
+def test_the_readme_names_the_memory_and_disk_that_the_command_asks_for(repository: Path) -> None:
+    readme = " ".join((repository / "README.md").read_text(encoding="utf-8").split())
+    assert f"{NEEDED_MEMORY_GIB} GiB of free memory" in readme
+    assert f"and {NEEDED_DISK_GIB} GiB of disk for a run" in readme

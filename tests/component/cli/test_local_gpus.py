@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from waiting import wait_until
 
 from forage_cli.local.gpus import assign_gpus, build_stack, find_plan_problems
+from forage_cli.local.home import find_home
 from forage_cli.local.nvidia import list_gpus
-from forage_cli.local.stack import SERVING, Program, repository
+from forage_cli.local.stack import SERVING, Program
 from forage_cli.main import app
 from forage_runtime.errors import SettingsError, UserError
 from forage_runtime.settings import Settings, load_settings
@@ -45,7 +46,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
             python.parent.mkdir(exist_ok=True)
             python.unlink(missing_ok=True)
             python.symlink_to(sys.executable)
-        monkeypatch.setattr("forage_cli.local.stack.repository", lambda: tmp_path)
+        monkeypatch.setattr("forage_cli.local.home.find_home", lambda: tmp_path)
 
     return install
 
@@ -193,7 +194,7 @@ def test_divisions_that_cannot_work_are_refused(machine: Callable[..., None]) ->
 @pytest.mark.parametrize("product", ["NVIDIA H100 80GB HBM3", "a GPU of tomorrow"])
 def test_engine_and_trainer_share_a_single_gpu_that_is_large_enough(machine: Callable[..., None], product: str) -> None:
     machine(1, product=product)
-    tiny = load(f"model.path={repository() / 'models/tiny-policy'}")
+    tiny = load(f"model.path={find_home() / 'models/tiny-policy'}")
     assert (show(tiny)["rollout"], show(tiny)["trainer"]) == ("0", "0")
     assignment = assign_gpus(tiny, EVERY)
     engine, trainer = assignment.settings.rollout, assignment.settings.trainer

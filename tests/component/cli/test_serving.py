@@ -16,7 +16,7 @@ from forage_cli.local.stack import Program
 from forage_queue.streams.client import StreamClient
 from forage_runtime.errors import DataError, SettingsError
 from forage_runtime.settings import RedisSettings, RunSettings, Settings
-from forage_weights.admission import Admission
+from forage_weights.announcement import Admission
 from forage_weights.digests import compute_digest
 
 

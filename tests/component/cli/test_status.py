@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,14 +18,14 @@ from waiting import WAIT_S, wait_until
 
 from forage_cli.local import inspection, watch
 from forage_cli.local.family import RunProcess, fetch_stacks, list_processes
-from forage_cli.local.inspection import inspect_run
+from forage_cli.local.inspection import ask_program, inspect_run
 from forage_cli.local.processes import Service
 from forage_cli.local.stack import RECORD, STACKS, Program, Stack
 from forage_cli.local.watch import Watch
 from forage_cli.main import app
 from forage_runtime.clients import health
-from forage_runtime.clients.health import ServiceHealth, ask_service, list_health_urls
-from forage_runtime.settings import Settings, TlsSettings, load_settings
+from forage_runtime.clients.health import ServiceHealth, ask_service, list_health_urls, open_client
+from forage_runtime.settings import RedisSettings, Settings, TlsSettings, load_settings
 from forage_runtime.telemetry.health import Health, serve_health
 from forage_runtime.telemetry.stacks import FOLDER_VARIABLE
 
@@ -146,6 +148,53 @@ def test_how_late_an_answer_is_follows_from_the_clock(
     finally:
         server.shutdown()
         server.server_close()
+
+
+def ask_redis(url: str) -> ServiceHealth:
+    with open_client(TlsSettings()) as client:
+        return ask_program(Program.REDIS, load_settings(None, [f"redis.url={url}"]), client)
+
+
+def test_redis_is_ready_where_it_answers_and_not_running_where_nobody_listens(
+    own_redis: RedisSettings, free_address: Callable[[], str]
+) -> None:
+    found = ask_redis(own_redis.url)
+    assert found.is_ready
+    assert found.answered_s is not None
+    assert ask_redis(f"redis://{free_address()}/0").state == "not running"
+
+
+@pytest.mark.parametrize(
+    ("reply", "state", "reason"),
+    [
+        (b"", "silent", "no answer from Redis"),
+        (b"-LOADING Redis is loading the dataset in memory\r\n", "not ready", "is still reading its data from disk"),
+    ],
+)
+def test_a_redis_that_reads_its_file_is_not_ready_and_one_that_says_nothing_is_silent(
+    monkeypatch: pytest.MonkeyPatch, reply: bytes, state: str, reason: str
+) -> None:
+    limit_answers(monkeypatch, 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+        def answer(connection: socket.socket) -> None:
+            with connection:
+                while connection.recv(4096):
+                    connection.sendall(reply)
+
+        threading.Thread(target=serve, daemon=True).start()
+        found = ask_redis(f"redis://127.0.0.1:{server.getsockname()[1]}/0")
+    assert found.state == state
+    assert reason in found.explain()
+    assert (found.answered_s is not None) is bool(reply), "an answer that it is not ready is a sign of life"
 
 
 def test_a_stopped_process_is_named_and_not_waited_for(

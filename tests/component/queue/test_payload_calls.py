@@ -17,7 +17,7 @@ from waiting import WAIT_S
 
 from forage_proto.v1.packed_pb2 import PackedGroup
 from forage_proto.v1.trajectory_pb2 import Prompt, Trajectory, TrajectoryGroup
-from forage_queue.streams import groups, payloads
+from forage_queue.streams import client, payloads
 from forage_queue.streams.client import Entry, StreamClient
 from forage_queue.streams.payloads import FOLDER, Payloads
 from forage_runtime.errors import SettingsError, UnavailableError
@@ -133,7 +133,7 @@ def test_a_call_that_is_never_repeated_is_forgotten(
     with refuse_writes(settings.redis), pytest.raises(UnavailableError):
         worker.finish(first, make_group())
     assert list(worker._calls) == [first.id]
-    with patch.object(groups, "ORPHAN_S", -1.0):  # so long has it not been tried
+    with patch.object(client, "ORPHAN_S", -1.0):  # so long has it not been tried
         assert worker.finish(second, make_group())
     assert not worker._calls
     assert worker._payloads is not None

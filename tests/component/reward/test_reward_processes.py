@@ -14,7 +14,7 @@ from reward_process import Service, assert_sigterm_finishes_calls, build_batch, 
 from waiting import WAIT_S, wait_until
 
 from forage_proto.v1 import reward_pb2, reward_pb2_grpc, trajectory_pb2
-from forage_reward.serve.scoring import MOST_IN_PROGRESS
+from forage_reward.serve.server import MOST_IN_PROGRESS
 from forage_reward.serve.shadow import MOST_WAITING
 
 StartReward = Callable[..., Service]

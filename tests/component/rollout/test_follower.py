@@ -20,12 +20,11 @@ from forage_queue.checker.operations import read_history
 from forage_queue.streams.client import StreamClient
 from forage_queue.streams.history import open_history
 from forage_runtime.settings import RedisSettings, RunSettings, Settings
-from forage_weights.admission import sign_announcement
-from forage_weights.announcement import PolicyError
+from forage_weights.announcement import PolicyError, sign_announcement
 from forage_weights.rollout import follower
 from forage_weights.rollout.follower import Follower
-from forage_weights.rollout.holding import hold_policy, open_cache
 from forage_weights.rollout.policy import is_newer
+from forage_weights.rollout.preparation import hold_policy, open_cache
 
 FIRST = Policy(version=1, epoch=1)
 NEVER_S = 3600.0

@@ -13,8 +13,8 @@ from dispatcher_bench import FIRST, Engine
 from waiting import wait_until_async
 
 from forage_proto.v1.trajectory_pb2 import Policy, Replica
-from forage_queue.rollout import policy_progress as module
-from forage_queue.rollout.policy_progress import PolicyProgress
+from forage_queue.rollout import dispatcher as module
+from forage_queue.rollout.dispatcher import PolicyProgress
 from forage_queue.streams.client import StreamClient
 from forage_runtime.settings import RedisSettings
 

@@ -24,9 +24,8 @@ from waiting import wait_until
 
 from forage_weights.delta import encode_delta
 from forage_weights.rollout import staging
-from forage_weights.rollout.reload import is_patchable, load_patches, load_whole
 from forage_weights.rollout.shadow import Shadow
-from forage_weights.rollout.staging import Stage, build_patches
+from forage_weights.rollout.staging import Stage, build_patches, is_patchable, load_patches, load_whole
 from forage_weights.tensors import open_tensors
 
 WEIGHTS = "model.safetensors"

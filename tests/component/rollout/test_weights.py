@@ -9,7 +9,7 @@ from model_folders import write_smallest_model
 from whole_policy import announce_whole
 
 from forage_weights.cache import PolicyCache
-from forage_weights.rollout.holding import hold_policy
+from forage_weights.rollout.preparation import hold_policy
 
 WEIGHTS = "model.safetensors"
 

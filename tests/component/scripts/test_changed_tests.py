@@ -31,9 +31,9 @@ def test_a_change_of_what_all_import_touches_all_services(monkeypatch: pytest.Mo
 
 
 def test_a_script_of_redis_counts_as_the_package_that_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_module("libs/queue/forage_queue/streams/scripts/fence.lua") == "forage_queue.streams"
+    assert find_module("libs/queue/forage_queue/streams/scripts.lua") == "forage_queue.streams"
     assert "forage_queue.trainer.batcher" in find_affected("forage_queue.streams")
-    assert "component/trainer" in select(monkeypatch, "libs/queue/forage_queue/streams/scripts/fence.lua")
+    assert "component/trainer" in select(monkeypatch, "libs/queue/forage_queue/streams/scripts.lua")
 
 
 def test_a_support_module_touches_the_tests_that_import_it(monkeypatch: pytest.MonkeyPatch) -> None:

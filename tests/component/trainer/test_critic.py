@@ -13,8 +13,7 @@ from trainer_parts import PROMPT_TOKENS, build_trajectory, write_model
 
 from forage_proto.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
 from forage_runtime.settings import AlgorithmSettings, Settings, load_settings
-from forage_trainer.data.selection import select_trajectories
-from forage_trainer.data.tensors import StepTensors, build_step_tensors
+from forage_trainer.data.tensors import StepTensors, build_step_tensors, select_trajectories
 from forage_trainer.engine.policy_worker import PolicyWorker
 
 LR, DECAY, CLIP, RANGE = 1e-2, 0.1, 0.5, 0.05

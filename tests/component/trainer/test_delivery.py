@@ -15,18 +15,23 @@ from waiting import WAIT_S
 
 from forage_proto.v1.trajectory_pb2 import GroundTruth, Policy, Prompt, Replica, TrajectoryGroup
 from forage_queue.streams.client import Entry, StreamClient
-from forage_queue.trainer import arrivals
-from forage_queue.trainer.batcher import MAX_STALE_ATTEMPTS, Batcher, BatchTimeoutError, StaleGroupsError
-from forage_queue.trainer.dataset import Batches
-from forage_queue.trainer.feeder import Feeder
-from forage_queue.trainer.unacked import UnackedSteps
+from forage_queue.trainer.batcher import (
+    LOST,
+    MAX_STALE_ATTEMPTS,
+    REJECTED,
+    Batcher,
+    BatchTimeoutError,
+    StaleGroupsError,
+    UnackedSteps,
+)
+from forage_queue.trainer.feeder import Batches, Feeder
 from forage_records.questions import Question
 from forage_runtime.errors import FencedError
 from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import RedisSettings, Settings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
-from forage_trainer.data.selection import has_equal_rewards
+from forage_trainer.data.tensors import has_equal_rewards
 from forage_trajectory.codec import pack_group
 
 SIZE = 3
@@ -76,7 +81,7 @@ def rollout(redis_server: RedisSettings) -> Rollout:
 
 @pytest.fixture
 def start(redis_server: RedisSettings, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainer]:
-    monkeypatch.setattr("forage_queue.trainer.arrivals.SILENCE_S", 0.0)  # every look that finds nothing is a silence
+    monkeypatch.setattr("forage_queue.trainer.batcher.SILENCE_S", 0.0)  # every look that finds nothing is a silence
     monkeypatch.setattr("forage_queue.trainer.batcher._BLOCK_S", 0.02)
 
     def make(consumed: int = 0) -> Trainer:
@@ -174,14 +179,14 @@ def test_lost_groups_are_issued_again(start: Callable[..., Trainer], rollout: Ro
     redis = trainer.streams._redis
     [(id, _)] = redis.xrange(trainer.streams.trajectories, count=1)
     redis.xdel(trainer.streams.trajectories, id)
-    before = arrivals.LOST._value.get()
+    before = LOST._value.get()
     with pytest.raises(BatchTimeoutError):
         trainer.take_step(1, timeout_s=PATIENCE_S)
     [lost] = rollout.claim()
     assert (lost.message.position, lost.message.attempt) == (0, 1)
     rollout.answer([lost])
     assert trainer.take_step(1)[0] == entries[0].message.group_uid
-    assert arrivals.LOST._value.get() == before + 1
+    assert LOST._value.get() == before + 1
 
 
 def test_a_prompt_in_progress_is_not_lost(start: Callable[..., Trainer], rollout: Rollout) -> None:
@@ -222,11 +227,11 @@ def test_only_groups_that_were_issued_are_accepted(start: Callable[..., Trainer]
     for each in forged:
         redis.xadd(stream, {"p": pack_group(each).SerializeToString()})
     redis.xadd(stream, {"p": b"\xff\xff"})
-    before = arrivals.REJECTED._value.get()
+    before = REJECTED._value.get()
     rollout.answer(entries)
     batch = trainer.batcher.next_batch(1, WAIT_S)
     assert [g.group_uid for g in batch.groups] == [entry.message.group_uid for entry in entries]
-    assert arrivals.REJECTED._value.get() == before + len(forged)
+    assert REJECTED._value.get() == before + len(forged)
     assert redis.xlen(trainer.streams.key("rejected")) == len(forged) + 1
     assert redis.xlen(stream) == SIZE
 

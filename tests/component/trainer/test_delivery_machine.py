@@ -42,13 +42,10 @@ from forage_queue.streams import payloads
 from forage_queue.streams.client import GROUP, VALIDATION, Entry, StreamClient
 from forage_queue.streams.history import open_history
 from forage_queue.streams.payloads import FOLDER, Payloads
-from forage_queue.trainer.arrivals import LOST
-from forage_queue.trainer.batcher import Batcher, BatchTimeoutError
-from forage_queue.trainer.dataset import Batches
-from forage_queue.trainer.feeder import Feeder
+from forage_queue.trainer.batcher import LOST, Batcher, BatchTimeoutError, ConsumedStep, UnackedSteps
+from forage_queue.trainer.feeder import Batches, Feeder
 from forage_queue.trainer.places import PlacesOfSteps
 from forage_queue.trainer.replay_groups import ReplayGroups
-from forage_queue.trainer.unacked import ConsumedStep, UnackedSteps
 from forage_records.questions import Question
 from forage_runtime.errors import FencedError
 from forage_runtime.retries import RedisRetry
@@ -474,7 +471,7 @@ def server(redis_binary: str, folder: Path, free_address: Callable[[], str]) -> 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forage_queue.trainer.arrivals.SILENCE_S", 0.0)
+    monkeypatch.setattr("forage_queue.trainer.batcher.SILENCE_S", 0.0)
     for module in ("forage_queue.trainer.batcher", "forage_trainer.validation.evaluation"):
         monkeypatch.setattr(f"{module}._BLOCK_S", 0.001)
 

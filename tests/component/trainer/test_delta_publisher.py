@@ -26,8 +26,7 @@ from forage_runtime.telemetry.health import Health
 from forage_weights.announcement import list_parts, verify_files
 from forage_weights.folders import make_whole
 from forage_weights.trainer.model_files import Adapter
-from forage_weights.trainer.policy_store import PolicyStore
-from forage_weights.trainer.publisher import DELTA, KEEP_NEWEST, Publisher, measure_published
+from forage_weights.trainer.publisher import DELTA, KEEP_NEWEST, PolicyStore, Publisher, measure_published
 
 Weights = dict[str, torch.Tensor]
 

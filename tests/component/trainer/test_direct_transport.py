@@ -37,8 +37,7 @@ from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
 from forage_weights.digests import compute_digest
 from forage_weights.trainer.direct_sender import open_sender
-from forage_weights.trainer.policy_store import PolicyStore
-from forage_weights.trainer.publisher import Publisher
+from forage_weights.trainer.publisher import PolicyStore, Publisher
 
 __all__ = ["pool", "stall_s", "start"]
 

@@ -13,7 +13,7 @@ from failed_batches import RECIPES, Bench, assert_trains_as_survivors, build, dr
 from trainer_parts import build_trajectory
 
 from forage_proto.v1.trajectory_pb2 import Status
-from forage_trainer.data import selection
+from forage_trainer.data import tensors
 
 __all__ = ["build", "model"]
 
@@ -30,9 +30,9 @@ def test_one_failure_that_counts_changes_the_bits(build: Callable[..., Bench], m
     expected = bench.train([alone])
     assert bench.train([whole])[0] == expected[0]
     failed = build_trajectory(whole[0].group_uid, 99, 0.0, status=Status.STATUS_TIMEOUT)
-    crowded = max(whole, key=lambda group: sum(map(selection.is_valid, arrive(group).trajectories)))
+    crowded = max(whole, key=lambda group: sum(map(tensors.is_valid, arrive(group).trajectories)))
     crowded.trajectories.append(failed)
     assert bench.train([whole])[0] == expected[0]
-    sound = selection.is_valid
-    monkeypatch.setattr(selection, "is_valid", lambda row: sound(row) or row.sample == 99)
+    sound = tensors.is_valid
+    monkeypatch.setattr(tensors, "is_valid", lambda row: sound(row) or row.sample == 99)
     assert bench.train([whole])[0] != expected[0]

@@ -11,8 +11,7 @@ from feeding_bench import PATIENCE_S, SIZE, Bench
 from waiting import WAIT_S, wait_until
 
 from forage_queue.streams.client import StreamClient
-from forage_queue.trainer.arrivals import Receiver
-from forage_queue.trainer.batcher import WAIT_SECONDS, BatchTimeoutError
+from forage_queue.trainer.batcher import WAIT_SECONDS, BatchTimeoutError, Receiver
 from forage_queue.trainer.feeder import sampling_seed
 from forage_runtime.errors import SettingsError, UnavailableError
 from forage_runtime.retries import RedisRetry
@@ -223,7 +222,7 @@ def test_a_restarted_trainer_reclaims_unacknowledged_groups(bench: Callable[...,
 def test_groups_whose_delivery_was_lost_are_reclaimed(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forage_queue.trainer.arrivals.SILENCE_S", 0.0)
+    monkeypatch.setattr("forage_queue.trainer.batcher.SILENCE_S", 0.0)
     b = bench()
     for position in range(SIZE):
         b.answer(1, position)

@@ -26,7 +26,7 @@ from forage_runtime.settings import load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
 from forage_trainer.checkpoints.checkpoint import Checkpoints
-from forage_trainer.data.selection import SELECTED_NONE
+from forage_trainer.data.tensors import SELECTED_NONE
 from forage_trainer.reporting.progress import MetricsFile, Phase, StateFile
 from forage_trainer.reporting.trajectories import StepFiles, StepRecord
 from forage_trainer.validation.answers import StoredAnswers

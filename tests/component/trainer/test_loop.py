@@ -25,10 +25,10 @@ from forage_runtime.files.remote import StorageError
 from forage_runtime.settings import RedisSettings, Settings
 from forage_trainer.checkpoints import checkpoint
 from forage_trainer.step import PolicyStep
-from forage_weights.admission import Admission
+from forage_weights.announcement import Admission
 from forage_weights.folders import open_whole
 from forage_weights.signed_folder import verify_published
-from forage_weights.trainer.policy_store import PolicyStore
+from forage_weights.trainer.publisher import PolicyStore
 
 __all__ = ["model", "train"]
 

@@ -11,8 +11,7 @@ from trainer_parts import build_trajectory, write_model
 
 from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
 from forage_runtime.settings import AlgorithmSettings, load_settings
-from forage_trainer.data.selection import select_trajectories
-from forage_trainer.data.tensors import StepTensors, build_step_tensors
+from forage_trainer.data.tensors import StepTensors, build_step_tensors, select_trajectories
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_weights.trainer.model_files import write_adapter_folder
 

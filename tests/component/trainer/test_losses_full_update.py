@@ -14,8 +14,7 @@ from trainer_parts import PROMPT_TOKENS, build_trajectory, write_model
 from forage_proto.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
 from forage_runtime.settings import load_settings
 from forage_trainer.algorithms.estimators.grpo import grpo_outcome
-from forage_trainer.data.selection import select_trajectories
-from forage_trainer.data.tensors import build_step_tensors
+from forage_trainer.data.tensors import build_step_tensors, select_trajectories
 from forage_trainer.engine.policy_worker import PolicyWorker
 
 LOW, HIGH, DUAL, BETA, ENTROPY, SCALE = 0.05, 0.1, 1.3, 0.3, 0.02, 50

@@ -14,8 +14,7 @@ from trainer_parts import write_model
 from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
 from forage_runtime.settings import load_settings
 from forage_trainer.data.overlong import mask_cut
-from forage_trainer.data.selection import select_trajectories
-from forage_trainer.data.tensors import build_step_tensors
+from forage_trainer.data.tensors import build_step_tensors, select_trajectories
 from forage_trainer.engine.policy_worker import PolicyWorker
 
 

@@ -16,8 +16,7 @@ import forage_trainer.engine.gpu_engine  # noqa: F401  (registers the engines of
 from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
 from forage_runtime.errors import UserError
 from forage_runtime.settings import Settings
-from forage_trainer.data.selection import select_trajectories
-from forage_trainer.data.tensors import StepTensors, build_step_tensors
+from forage_trainer.data.tensors import StepTensors, build_step_tensors, select_trajectories
 from forage_trainer.engine.policy_worker import PolicyWorker
 
 GROUPED = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2}

@@ -17,8 +17,7 @@ from trainer_parts import PROMPT_TOKENS, build_trajectory, write_model
 from forage_proto.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
 from forage_runtime.settings import AlgorithmSettings, Settings, load_settings
 from forage_trainer.algorithms.estimators.grpo import grpo_outcome
-from forage_trainer.data.selection import select_trajectories
-from forage_trainer.data.tensors import StepTensors, build_step_tensors
+from forage_trainer.data.tensors import StepTensors, build_step_tensors, select_trajectories
 from forage_trainer.engine.policy_worker import PolicyWorker, UpdateResult
 
 LR, DECAY, CLIP = 1e-2, 0.1, 0.5

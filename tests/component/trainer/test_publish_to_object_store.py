@@ -26,8 +26,7 @@ from forage_runtime.telemetry.health import Health
 from forage_runtime.telemetry.waits import list_waits
 from forage_weights.cache import PolicyCache
 from forage_weights.storage import delete_folder, list_folders
-from forage_weights.trainer.policy_store import PolicyStore
-from forage_weights.trainer.publisher import KEEP_NEWEST, Publisher
+from forage_weights.trainer.publisher import KEEP_NEWEST, PolicyStore, Publisher
 
 ROOT = f"s3://{BUCKET}/run"
 Weights = dict[str, torch.Tensor]

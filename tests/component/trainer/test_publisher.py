@@ -26,14 +26,18 @@ from forage_runtime.security.signatures import Purpose
 from forage_runtime.settings import PublishSettings, RedisSettings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
-from forage_weights.admission import describe_announcement
+from forage_weights.announcement import describe_announcement
 from forage_weights.digests import compute_digest
 from forage_weights.folders import SIGNED, open_whole
 from forage_weights.signed_folder import verify_published
-from forage_weights.trainer.model_files import Adapter, split_shards, write_model_folder
-from forage_weights.trainer.policy_store import PolicyStore
-from forage_weights.trainer.publisher import KEEP_NEWEST, Publisher
-from forage_weights.trainer.safetensors_file import digest_safetensors, write_safetensors
+from forage_weights.trainer.model_files import (
+    Adapter,
+    digest_safetensors,
+    split_shards,
+    write_model_folder,
+    write_safetensors,
+)
+from forage_weights.trainer.publisher import KEEP_NEWEST, PolicyStore, Publisher
 
 
 @pytest.fixture

@@ -12,13 +12,12 @@ from waiting import WAIT_S
 from forage_cli.runs.ledger import GroupCounts, count_groups
 from forage_proto.v1.trajectory_pb2 import Prompt
 from forage_queue.streams.client import Entry
-from forage_queue.trainer.batcher import Batch, BatchTimeoutError
+from forage_queue.trainer.batcher import Batch, BatchTimeoutError, UnackedSteps
 from forage_queue.trainer.places import Place, place_of
-from forage_queue.trainer.unacked import UnackedSteps
 from forage_runtime.errors import SettingsError
 from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import load_settings
-from forage_trainer.data.selection import select_trajectories
+from forage_trainer.data.tensors import select_trajectories
 from forage_trajectory.codec import pack_group
 
 
@@ -199,7 +198,7 @@ def test_a_restart_goes_on_with_what_no_durable_step_has_taken(
 def test_a_lost_group_of_any_batch_is_issued_again(
     start: Callable[..., tuple[Bench, Rollout]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forage_queue.trainer.arrivals.SILENCE_S", 0.0)
+    monkeypatch.setattr("forage_queue.trainer.batcher.SILENCE_S", 0.0)
     b, rollout = start()
     rollout.answer((1, 1), (2, 1))
     b.streams._redis.delete(b.streams.prompts)  # with all that was asked for

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from forage_proto.v1.trajectory_pb2 import Canary, Policy, Trajectory, TrajectoryGroup
 from forage_runtime.settings import Settings, load_settings
 from forage_trainer.engine.policy_worker import PolicyWorker
-from forage_trainer.weights.snapshots import Snapshots
+from forage_trainer.weights.publication import Snapshots
 from forage_trajectory.trajectory import Group
 from forage_weights.announcement import CANARY_ROWS, CANARY_TOKENS, check_canary
 

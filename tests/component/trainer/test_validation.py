@@ -272,7 +272,7 @@ def test_redis_never_holds_more_answers_than_a_batch_has_trajectories(make: Call
 
 
 def test_answers_that_left_redis_outlive_the_trainer(make: Callable, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("forage_queue.trainer.arrivals.SILENCE_S", 0.0)
+    monkeypatch.setattr("forage_queue.trainer.batcher.SILENCE_S", 0.0)
     first, answering, _ = make(sources=("q",) * 20, more=BOUND)
     first.begin("step-6", POLICY)
     for _ in range(2):

@@ -56,33 +56,34 @@ def read_line(process: subprocess.Popen[str]) -> str:
 
 
 def test_it_serves_a_folder_until_ctrl_c(start: Start, runs: Path, free_address: Callable[[], str]) -> None:
-    port = free_address().rpartition(":")[2]
-    process = start("console", str(runs / "one"), "--port", port)
+    address = free_address()
+    process = start("console", str(runs / "one"), "--address", address)
     line = read_line(process)
-    assert line.startswith(f"console  http://127.0.0.1:{port}/runs/one  shows {runs}; Ctrl-C stops it")
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=WAIT_S) as reply:
+    assert line.startswith(f"console  http://{address}/runs/one  shows {runs}; Ctrl-C stops it")
+    with urllib.request.urlopen(f"http://{address}/readyz", timeout=WAIT_S) as reply:
         assert reply.status == 200
-    again = start("console", str(runs), "--port", port)
-    assert read_line(again) == f"these runs are shown already: http://127.0.0.1:{port}\n"
+    again = start("console", str(runs), "--address", address)
+    assert read_line(again) == f"these runs are shown already: http://{address}\n"
     assert again.wait(WAIT_S) == 0
     (runs.parent / "others").mkdir()
-    other = start("console", str(runs.parent / "others"), "--port", port)
+    other = start("console", str(runs.parent / "others"), "--address", address)
     assert "a console of other runs is at" in read_line(other)
     assert other.wait(WAIT_S) == 2
     process.send_signal(signal.SIGINT)
     assert process.wait(WAIT_S) == 0
     with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=WAIT_S)
+        urllib.request.urlopen(f"http://{address}/healthz", timeout=WAIT_S)
 
 
 def test_other_machines_are_let_in_by_a_token_only(start: Start, runs: Path, free_address: Callable[[], str]) -> None:
-    port = free_address().rpartition(":")[2]
+    address = free_address()
+    port = address.rpartition(":")[2]
     refused = start("console", str(runs), "--address", f"0.0.0.0:{port}")
     assert "console.auth_token_file is not set: give it a file with a token" in read_line(refused)
     assert refused.wait(WAIT_S) == 2
     token = runs.parent / "token"
     token.write_text("secret")
     served = start("console", str(runs), "--address", f"0.0.0.0:{port}", "--token-file", str(token))
-    assert f"http://127.0.0.1:{port}  shows {runs}; sign in with the token of {token}" in read_line(served)
+    assert f"http://{address}  shows {runs}; sign in with the token of {token}" in read_line(served)
     with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/api/runs", timeout=WAIT_S)
+        urllib.request.urlopen(f"http://{address}/api/runs", timeout=WAIT_S)

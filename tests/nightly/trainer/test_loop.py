@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,6 @@ from training_loop import BATCH, SAMPLES, model, read_metrics, train
 
 from forage_proto.v1.trajectory_pb2 import Policy, Prompt, Purpose, TrajectoryGroup
 from forage_queue.streams.client import StreamClient
-from forage_queue.trainer import arrivals
 from forage_queue.trainer.batcher import Batch, Batcher
 from forage_records.events import read_events
 from forage_records.step_file import read_group_fates, step_file_path
@@ -98,7 +98,7 @@ class RestartedRollout(ScriptedRollout):
 def test_a_damaged_policy_that_no_engine_can_load_is_published_again(
     train: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(arrivals, "SILENCE_S", 0.05)
+    monkeypatch.setattr("forage_queue.trainer.batcher.SILENCE_S", 0.05)
     monkeypatch.setattr(publisher, "LIVELY_S", -1)  # no replica gives a sign of life
     wait = ["trainer.max_staleness=0", "trainer.batch_timeout_s=300"]
     read_metrics(train(*wait, rollout=RestartedRollout))
@@ -190,7 +190,7 @@ def test_dropped_groups_are_in_the_ledger_and_refills_are_counted(
 
     rollout.has_left_out.clear()
     monkeypatch.setattr(Batcher, "_collect", note_batch)
-    monkeypatch.setattr("forage_queue.trainer.batcher.time", SimpleNamespace(monotonic=tell_time))
+    monkeypatch.setattr("forage_queue.trainer.batcher.time", SimpleNamespace(monotonic=tell_time, time=time.time))
     monkeypatch.setattr("forage_queue.trainer.batcher._BLOCK_S", 0.02)
     drop = ["trainer.straggler_timeout_s=10", "trainer.max_staleness=0"]
     refill = ["trainer.algorithm.filter_groups=true", "trainer.max_refills=1"]

@@ -120,7 +120,7 @@ def test_an_interrupted_demo_resumes_answers_questions_and_is_evaluated(
     questions = [str(repository / "data/world/test.parquet"), "--limit", "8"]
     policies = ["--policy", f"trained={demo.run}@latest", "--baselines", "all"]
     evaluated = subprocess.run(
-        [*FORAGE, "eval", *questions, *policies, "--out", str(out), *port],
+        [*FORAGE, "eval", *questions, *policies, "--out", str(out), "--card", str(tmp_path / "card.json"), *port],
         capture_output=True,
         text=True,
         timeout=400,
@@ -149,6 +149,15 @@ def test_an_interrupted_demo_resumes_answers_questions_and_is_evaluated(
     assert measured["trained", "search"]["em"]["mean"] == summary["em_after"]
     assert measured["trained", "rag"]["hit"] > 0
     assert measured["trained", "direct"]["searches"] == 0
+    verified = subprocess.run(
+        [*FORAGE, "eval", "--verify", str(tmp_path / "card.json"), *port],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        cwd=repository,
+    )
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert verified.stdout.count("the same answers") == 2 * 4, "greedy answers are the same on one machine"
     compared = subprocess.run(
         [*FORAGE, "eval", "compare", f"{out}:untrained", f"{out}:trained"], capture_output=True, text=True, timeout=60
     )

@@ -48,7 +48,7 @@ python3 -m verl.trainer.main_ppo "${DATA[@]}" actor_rollout_ref.model.path=$MODE
     data.return_raw_chat=True data.max_response_length="4096" actor_rollout_ref.actor.policy_loss.loss_mode=geo-mean \\
     actor_rollout_ref.actor.policy_loss.dro_beta=0.1 \\
     actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean \\
-    trainer.project_name="$PROJECT" trainer.logger='["console","swanlab"]' my.own=1
+    trainer.project_name="$PROJECT" trainer.logger='["console","swanlab","clearml"]' my.own=1
 """
 YAML = """\
 defaults: [_self_]
@@ -98,10 +98,10 @@ def test_the_last_command_of_a_script_of_verl_is_taken_with_its_arrays_and_varia
     assert ours.trainer.actor.policy_loss.loss_mode == "geo_mean"
     assert ours.trainer.actor.clip_ratio_high == ours.trainer.actor.clip_ratio == 0.2
     assert ours.trainer.actor.ppo_mini_batch_size == 96
-    assert ours.trainer.logger == ()
+    assert ours.trainer.logger == ("swanlab",)
     for left_out in (
         "trainer.project_name: it refers to $PROJECT",
-        "swanlab is no tracker here",
+        "clearml is no tracker here",
         "my.own: Forage has",
         "dro_beta=0.1: loss_mode geo_mean does not take it",
     ):

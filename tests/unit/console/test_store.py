@@ -21,6 +21,7 @@ from limits import WAIT_S
 from step_runs import END, build_step_row, write_steps
 from upath import UPath
 
+from forage_console.errors import NotFoundError
 from forage_console.models.trajectories import TrajectoryPage, TrajectoryQuery
 from forage_console.store import run_store
 from forage_console.store.files import list_files
@@ -29,6 +30,7 @@ from forage_console.store.run_store import RunStore
 from forage_console.store.stores import Stores
 from forage_console.store.texts import Phrase, TextIndex, cut_snippet, make_pattern, parse_phrases, scan
 from forage_records.step_file import StepRow, step_file_path, write_step
+from forage_records.trajectory_rows import read_step_rows
 
 
 @pytest.fixture(autouse=True)
@@ -190,19 +192,19 @@ def test_lines_of_a_validation_that_are_half_written_or_no_objects_are_left_out(
         assert ask(store).loaded == 1.0
 
 
-def test_files_of_before_have_what_can_be_computed(tmp_path: Path) -> None:
+def test_a_file_of_an_older_version_is_named_with_what_reads_it(tmp_path: Path) -> None:
     run = tmp_path / "one"
-    write_steps(run, [build_step_row(1, advantages=[2.0, 1.0, 0.0, 0.0, -1.0, -1.0]), build_step_row(1, reward=None)])
+    write_steps(run, [build_step_row(1)])
     file = step_file_path(run, 1)
-    table = pq.read_table(file)
     newer = ["question", "reason", "em", "response_tokens", "policy_version_min", "entropies"]
+    table = pq.read_table(file)
     pq.write_table(table.drop_columns([*newer, "advantage_mean", "search_advantage", "mismatch_max"]), file)
     with open_store(run, tmp_path / "cache") as store:
-        found, failed = ask(store).rows
-        assert (found.question, found.em, found.tokens, found.versions) == ("Who is it?", 1.0, 6, (0, 0))
-        assert (found.advantage, found.search_advantage, found.mismatch) == (0.25, 1.5, 0.25)
-        assert (failed.status, failed.reason) == ("TIMEOUT", "the retriever did not answer")
-        assert list_places(store, text="knows") == ["step-1", "step-1"]
+        assert ask(store).rows == []
+        with pytest.raises(NotFoundError, match=r"older version .* 'forage trajectories --step' reads"):
+            store.require("step-1")
+    (row,) = read_step_rows(file)
+    assert (row["question"], row["reward"], row["em"]) == ("Who is it?", 1.0, 1.0)
 
 
 def test_runs_may_be_at_an_address(run: Path, tmp_path: Path) -> None:

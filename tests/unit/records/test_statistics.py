@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from forage_records.statistics import RESAMPLES, estimate_mean, paired_difference
+from forage_records.statistics import (
+    ALL,
+    RESAMPLES,
+    Outcome,
+    compare_sources,
+    estimate_mean,
+    find_outcome,
+    paired_difference,
+)
 
 GENERATOR = np.random.default_rng(7)
 SAMPLES = {
@@ -71,3 +79,29 @@ def test_equal_samples_have_p_value_1_and_missing_values_are_an_error() -> None:
         paired_difference([], [])
     with pytest.raises(ValueError, match="zip"):
         paired_difference([1.0], [1.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "outcome"),
+    [
+        (0, 1, Outcome.WON),
+        (0.25, 0.5, Outcome.WON),
+        (1, 0.5, Outcome.LOST),
+        (0.5, 0.5, Outcome.BOTH),
+        (0, 0, "neither"),
+    ],
+)
+def test_an_outcome_follows_the_share_of_samples_that_is_right(a: float, b: float, outcome: Outcome) -> None:
+    assert find_outcome(a, b) is Outcome(outcome)
+
+
+def test_sources_are_compared_in_order_and_several_together_at_the_end() -> None:
+    first, second, whole = compare_sources([("nq", 0, 1), ("hotpotqa", 1, 1), ("nq", 0, 0)])
+    assert [(one.data_source, one.questions, one.em_a, one.em_b) for one in (first, second, whole)] == [
+        ("nq", 2, 0.0, 0.5),
+        ("hotpotqa", 1, 1.0, 1.0),
+        (ALL, 3, pytest.approx(1 / 3), pytest.approx(2 / 3)),
+    ]
+    assert whole.outcomes == {Outcome.WON: 1, Outcome.LOST: 0, Outcome.BOTH: 1, Outcome.NEITHER: 1}
+    assert [one.data_source for one in compare_sources([("nq", 0, 1)])] == ["nq"]
+    assert compare_sources([]) == []

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from forage_proto.v1 import reward_pb2, trajectory_pb2
 from forage_reward.router import RewardRouter
 from forage_reward.serve.metrics import ScoreTally
-from forage_reward.serve.scoring import ITEMS_PER_SLICE, Admission, QueueFullError, ScoringQueue
+from forage_reward.serve.server import ITEMS_PER_SLICE, Admission, QueueFullError, ScoringQueue
 from forage_reward.serve.shadow import ShadowScorer
 from forage_runtime.settings import RewardPart, RewardSettings, Settings
 

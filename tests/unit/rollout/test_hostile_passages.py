@@ -14,8 +14,7 @@ from forage_proto.v1.trajectory_pb2 import ActionKind, Document, Prompt, Role, T
 from forage_rollout.environments.environment import Action, Episode, Observation
 from forage_rollout.environments.search import Search
 from forage_rollout.loop.generation import Generation, RenderedPrompt
-from forage_rollout.loop.observation_ids import escape_message
-from forage_rollout.loop.tokens import FileTokenizer
+from forage_rollout.loop.tokens import FileTokenizer, escape_message
 from forage_rollout.loop.trajectory_builder import Limits, TrajectoryBuilder
 from forage_runtime.settings import RolloutSettings
 from forage_runtime.text.observation import escape_tags, find_reserved_tags, format_passages

@@ -18,8 +18,7 @@ from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.loop.trajectory_builder import Limits, TrajectoryBuilder
 from forage_runtime.settings import RolloutSettings
 from forage_runtime.text.observation import format_passages
-from forage_trajectory.codec import pack_group, unpack_group
-from forage_trajectory.texts import leave_out_texts, restore_texts
+from forage_trajectory.codec import leave_out_texts, pack_group, restore_texts, unpack_group
 
 MODELS = Path(__file__).resolve().parents[3] / "models"
 CODEC = FileTokenizer(MODELS / "tiny-policy")

@@ -11,9 +11,8 @@ from policy_files import Publications
 
 from forage_proto.v1.trajectory_pb2 import Policy
 from forage_runtime.settings import Settings
-from forage_weights.admission import sign_announcement
-from forage_weights.announcement import PolicyError
-from forage_weights.rollout.holding import hold_policy, open_cache
+from forage_weights.announcement import PolicyError, sign_announcement
+from forage_weights.rollout.preparation import hold_policy, open_cache
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from forage_proto.v1.trajectory_pb2 import ActionKind, Prompt
 from forage_rollout.environments.environment import Action, Episode
 from forage_rollout.environments.search import Search
-from forage_rollout.loop.turns import cut_at_stop
+from forage_rollout.loop.trajectory_builder import cut_at_stop
 from forage_runtime.settings import RolloutSettings
 
 KINDS = {

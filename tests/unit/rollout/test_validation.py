@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from forage_proto.v1.trajectory_pb2 import Policy
 from forage_weights.announcement import PolicyError
-from forage_weights.rollout.validation import verify_tensors
+from forage_weights.rollout.preparation import verify_tensors
 from forage_weights.tensors import read_headers
 
 POLICY = Policy(version=3, epoch=2, uri="/run/policies/v3")

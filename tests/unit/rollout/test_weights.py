@@ -11,8 +11,8 @@ from whole_policy import announce_whole
 
 from forage_rollout.engine.leases import Leases
 from forage_weights.cache import PolicyCache
-from forage_weights.rollout.holding import hold_policy
 from forage_weights.rollout.policy import NotServingError
+from forage_weights.rollout.preparation import hold_policy
 
 WEIGHTS = "model.safetensors"
 

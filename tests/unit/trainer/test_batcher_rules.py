@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 
 from forage_queue.streams.client import StreamClient
-from forage_queue.trainer import arrivals
 from forage_queue.trainer.batcher import Batcher
 from forage_queue.trainer.feeder import Feeder
 from forage_queue.trainer.places import ConsumedSlots
@@ -64,7 +63,7 @@ def call(function: Callable[[], Any]) -> Any:
 
 
 def test_a_lost_group_is_issued_again_with_the_next_attempt_at_its_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrivals, "SILENCE_S", -1.0)
+    monkeypatch.setattr("forage_queue.trainer.batcher.SILENCE_S", -1.0)
     batcher = Batcher(
         cast(StreamClient, EmptyStreams()),
         1,

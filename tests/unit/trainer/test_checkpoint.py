@@ -17,7 +17,7 @@ import pytest
 from limits import WAIT_S
 from trainer_parts import save_checkpoint
 
-from forage_queue.trainer.unacked import ConsumedGroup, ConsumedStep
+from forage_queue.trainer.batcher import ConsumedGroup, ConsumedStep
 from forage_runtime.errors import DataError, DiskFullError, FencedError, UserError
 from forage_runtime.files.folders import remove_folder, remove_leftovers, stage_folder
 from forage_trainer.checkpoints import checkpoint

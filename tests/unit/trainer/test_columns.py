@@ -27,12 +27,10 @@ from forage_runtime.settings import AlgorithmSettings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
 from forage_trainer.data.digests import digest_tokens
-from forage_trainer.data.selection import leave_out_unusable, select_trajectories
-from forage_trainer.data.tensors import StepTensors, build_step_tensors
+from forage_trainer.data.tensors import StepTensors, build_step_tensors, leave_out_unusable, select_trajectories
 from forage_trainer.reporting.metrics import compute_trajectory_metrics
 from forage_trajectory.codec import decode_group, pack_group, restore_group, restore_trajectory
-from forage_trajectory.columns import ColumnFolder, Columns, StoredColumns, find_runs
-from forage_trajectory.trajectory import Group
+from forage_trajectory.trajectory import ColumnFolder, Columns, Group, StoredColumns, find_runs
 
 TRAINER = load_settings(None, ["trainer.actor.ppo_max_token_len_per_gpu=60"], {}).trainer
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from trainer_parts import build_question, write_questions
 
 from forage_proto.v1.trajectory_pb2 import GroundTruth
-from forage_queue.trainer import dataset
-from forage_queue.trainer.dataset import QUESTIONS, Batches, refill_number, report_questions
+from forage_queue.trainer import feeder
+from forage_queue.trainer.feeder import QUESTIONS, Batches, refill_number, report_questions
 from forage_records.questions import Question, Questions, read_questions
 from forage_runtime.errors import DataError, SettingsError
 from forage_runtime.settings import load_settings
@@ -133,7 +133,7 @@ def test_no_question_that_fits_is_an_error(tmp_path: Path) -> None:
 @pytest.fixture
 def no_names_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a new process: other tests have used up the names of sources."""
-    monkeypatch.setattr(dataset, "SOURCES", LabelNames())
+    monkeypatch.setattr(feeder, "SOURCES", LabelNames())
     QUESTIONS.clear()
 
 

@@ -9,7 +9,7 @@ import torch
 from loss_parts import build_batch, draw_matrices, run_actor_loss
 
 from forage_proto.v1.trajectory_pb2 import ChatMessage, GroundTruth
-from forage_queue.trainer.dataset import Batches, make_batches
+from forage_queue.trainer.feeder import Batches, make_batches
 from forage_records.questions import Question
 from forage_runtime.errors import SettingsError
 from forage_runtime.settings import ActorSettings, AlgorithmSettings, CorrectionSettings, load_settings

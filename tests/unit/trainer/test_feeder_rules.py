@@ -11,13 +11,12 @@ from arrived_groups import arrive
 
 from forage_proto.v1.trajectory_pb2 import GroundTruth, Prompt, TrajectoryGroup
 from forage_queue.streams.client import Entry, StreamClient
-from forage_queue.trainer.dataset import Batches
-from forage_queue.trainer.feeder import Feeder
+from forage_queue.trainer.feeder import Batches, Feeder
 from forage_queue.trainer.places import ConsumedSlots, Held, Place, ReadyOrder
 from forage_records.questions import Question
 from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import load_settings
-from forage_trainer.data.selection import has_equal_rewards
+from forage_trainer.data.tensors import has_equal_rewards
 
 STEPS, STALENESS = 8, 2
 ROWS = tuple(Question("q", "train", i, (), GroundTruth(targets=[str(i)]), str(i)) for i in range(40))

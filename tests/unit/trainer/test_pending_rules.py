@@ -7,8 +7,7 @@ from typing import Any, cast
 
 from forage_proto.v1.trajectory_pb2 import LedgerEntry
 from forage_queue.streams.client import StreamClient
-from forage_queue.trainer.batcher import Batch
-from forage_queue.trainer.unacked import UnackedSteps
+from forage_queue.trainer.batcher import Batch, UnackedSteps
 from forage_runtime.retries import RedisRetry
 
 

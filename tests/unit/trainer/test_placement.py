@@ -21,8 +21,7 @@ from forage_trainer.algorithms.token_rewards import (
     place_reward,
     to_structured_reward,
 )
-from forage_trainer.data.selection import select_trajectories
-from forage_trainer.data.tensors import build_step_tensors
+from forage_trainer.data.tensors import build_step_tensors, select_trajectories
 from forage_trajectory.trajectory import Trajectory
 
 DATA = Path(__file__).parents[2] / "data"

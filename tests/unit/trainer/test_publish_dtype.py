@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from forage_runtime.settings import load_settings
-from forage_trainer.weights.dtype import choose_dtype
+from forage_trainer.weights.publication import choose_dtype
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 

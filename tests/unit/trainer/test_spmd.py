@@ -17,7 +17,7 @@ from forage_trainer.data.rows import build_share, distribute_rows, scatter_rows
 from forage_trainer.data.tensors import pad_jagged
 from forage_trainer.engine.spmd import Processes
 from forage_trainer.engine.verl_worker import collect, hand_out
-from forage_trajectory.columns import Columns
+from forage_trajectory.trajectory import Columns
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=40), st.integers(1, 8))

@@ -13,8 +13,7 @@ from forage_proto.v1.trajectory_pb2 import Policy, Status, TrajectoryGroup, Turn
 from forage_queue.streams.client import Entry
 from forage_queue.trainer.batcher import Batch
 from forage_runtime.settings import Settings, load_settings
-from forage_trainer.data.selection import leave_out_unusable
-from forage_trainer.data.tensors import StepTensors
+from forage_trainer.data.tensors import StepTensors, leave_out_unusable
 from forage_trainer.engine.policy_worker import UpdateResult
 from forage_trainer.reporting.guards import Guards
 from forage_trainer.reporting.trajectories import StepRecord

@@ -19,8 +19,7 @@ from forage_records.step_file import Fate, GroupFate, list_saved_steps, read_gro
 from forage_records.trajectory_file import read_header, read_trajectories
 from forage_runtime.settings import AlgorithmSettings, Settings, load_settings
 from forage_trainer.data.overlong import mask_cut
-from forage_trainer.data.selection import leave_out_unusable, select_trajectories
-from forage_trainer.data.tensors import build_step_tensors
+from forage_trainer.data.tensors import build_step_tensors, leave_out_unusable, select_trajectories
 from forage_trainer.reporting.trajectories import StepFiles, StepRecord
 from forage_trajectory.codec import restore_group
 

@@ -14,8 +14,7 @@ from trainer_parts import PROMPT_TOKENS, build_trajectory, make_group
 from forage_proto.v1.trajectory_pb2 import PolicySegment, Status, Trajectory, TrajectoryGroup
 from forage_runtime.errors import SettingsError
 from forage_runtime.settings import AdvantageEstimator, AlgorithmSettings, load_settings
-from forage_trainer.data.selection import find_equal_groups, select_trajectories
-from forage_trainer.data.tensors import StepTensors, build_step_tensors
+from forage_trainer.data.tensors import StepTensors, build_step_tensors, find_equal_groups, select_trajectories
 from forage_trainer.engine.cpu_engine import cut_micro_batches
 
 FAILURES = [Status.STATUS_TIMEOUT, Status.STATUS_INTERNAL, Status.STATUS_ABSTAIN, Status.STATUS_UNSPECIFIED]

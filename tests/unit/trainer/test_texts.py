@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from forage_proto.v1.trajectory_pb2 import Role, Span, Trajectory
 from forage_runtime.errors import DataError
 from forage_trainer.data.texts import TextReader
-from forage_trajectory.texts import leave_out_texts
+from forage_trajectory.codec import leave_out_texts
 
 MODEL = Path(__file__).resolve().parents[3] / "models/tiny-policy"
 

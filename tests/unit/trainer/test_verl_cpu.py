@@ -13,7 +13,7 @@ from verl.utils.seqlen_balancing import rearrange_micro_batches
 
 from forage_runtime.errors import SettingsError, UserError
 from forage_runtime.settings import TrainingEngineSettings, load_settings
-from forage_trainer.data.selection import is_valid, leave_out_unusable
+from forage_trainer.data.tensors import is_valid, leave_out_unusable
 from forage_trainer.engine import engine_config
 from forage_trainer.engine.cpu_engine import cut_micro_batches
 from forage_trainer.engine.engine_config import resolve_engine

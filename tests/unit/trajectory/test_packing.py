@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from forage_proto.v1.packed_pb2 import PackedFacts, PackedGroup, PackedTexts, Runs
 from forage_proto.v1.trajectory_pb2 import Document, Role, Span, Status, Trajectory, TrajectoryGroup, Turn
-from forage_trajectory.codec import decode_group, pack_group, unpack_facts, unpack_group
-from forage_trajectory.planes import compress, decompress
+from forage_trajectory.codec import compress, decode_group, decompress, pack_group, unpack_facts, unpack_group
 
 
 def make_trajectory(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from forage_proto.v1.trajectory_pb2 import Document, Role, Span, Trajectory, Turn
 from forage_runtime.errors import DataError
 from forage_runtime.text.observation import escape_tags, format_passages
-from forage_trajectory.texts import lacks_texts, leave_out_texts, restore_texts
+from forage_trajectory.codec import lacks_texts, leave_out_texts, restore_texts
 
 BODY = "The capital of Norland is Norcity, a town of 40,000 on the river Nor. It was founded in 1320."
 

@@ -15,8 +15,7 @@ from policy_files import Publications
 from forage_proto.v1.trajectory_pb2 import DirectSender, Policy, PolicyFile, PolicyPart
 from forage_runtime.settings import Settings
 from forage_weights import storage
-from forage_weights.admission import Admission, sign_announcement
-from forage_weights.announcement import PolicyError
+from forage_weights.announcement import Admission, PolicyError, sign_announcement
 from forage_weights.cache import PolicyCache
 
 

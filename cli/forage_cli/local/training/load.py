@@ -6,19 +6,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from forage_cli.local.home import DEMO, load_recipe
 from forage_cli.local.processes import find_supervisor
-from forage_cli.local.stack import RECORD, repository, shift_ports
+from forage_cli.local.stack import RECORD, shift_ports
 from forage_runtime.errors import UserError
 from forage_runtime.settings import Settings, load_settings
-
-CONFIG = Path("configs/demo.yaml")
-"""The recipe of commands that are given none."""
 
 
 def load_demo_settings(seed: int, config: Path | None, overrides: Sequence[str], base_port: int | None) -> Settings:
     """Load the settings of a new demo; the run id contains its start time."""
     fresh = [f"run.id=demo-{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}", f"run.seed={seed}"]
-    return load_settings(config or repository() / CONFIG, [*fresh, *shift_ports(base_port), *overrides])
+    return load_recipe(config or DEMO, [*fresh, *shift_ports(base_port), *overrides])
 
 
 def load_resumed_settings(overrides: Sequence[str], base_port: int | None = None) -> Settings:
@@ -50,7 +48,7 @@ def load_train_settings(config: Path | None, overrides: Sequence[str], base_port
                 " the latest run, and 'forage demo' trains the tiny policy"
             )
         return load_resumed_settings(overrides, base_port)
-    settings = load_settings(config, [*shift_ports(base_port), *overrides])
+    settings = load_recipe(config, [*shift_ports(base_port), *overrides])
     exists = (settings.run.folder / "settings.yaml").is_file()
     if exists and not resume:
         check_not_in_use(settings)

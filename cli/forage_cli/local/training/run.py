@@ -16,7 +16,7 @@ from forage_cli.local.gpus import build_stack
 from forage_cli.local.hardening import harden
 from forage_cli.local.live import LiveView, format_step
 from forage_cli.local.processes import ServiceDiedError, interrupt_on_signals
-from forage_cli.local.stack import TRAINING, Program, Stack, end_earlier_stack, point_latest, repository
+from forage_cli.local.stack import TRAINING, Program, Stack, end_earlier_stack, point_latest
 from forage_cli.local.training.load import check_not_in_use
 from forage_cli.local.watch import Watch
 from forage_cli.reports import run_report as report
@@ -90,7 +90,7 @@ def discard_empty_run(folder: RunFolder) -> None:
 
 def prepare_world(settings: Settings, console: Console) -> None:
     """Make the world facts, if the settings use data/world and a file of it is missing."""
-    folder = repository() / "data" / "world"
+    folder = Path("data", "world").absolute()
     wanted = [settings.data.corpus, *settings.data.train_paths, *settings.data.val_files]
     if any(file.absolute().parent == folder and not file.exists() for file in wanted):
         from forage_cli.datasets.world.write import build_world

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
+_BEGIN = re.compile(r"^--@script (\w+)\n", re.MULTILINE)
 _FLAGS = re.compile(r"#!lua flags=([a-z,-]+)\n")
 _CALL = re.compile(r"redis\.p?call\('([A-Z]+)'(?:, '(CREATE|DELCONSUMER|CONSUMERS)')?")
 LIBRARY_PREFIX = "forage_"
@@ -30,18 +31,24 @@ class Library:
     code: str
 
 
+@cache
+def _read_scripts() -> dict[str, str]:
+    """The Lua code of each script, by its name."""
+    text = (resources.files("forage_queue.streams") / "scripts.lua").read_text(encoding="utf-8")
+    _, *parts = _BEGIN.split(text)
+    return {name: code.rstrip("\n") + "\n" for name, code in zip(parts[::2], parts[1::2], strict=True)}
+
+
 def read_script(name: str) -> str:
     """Read a Lua script; those of the trainer include the check of its epoch."""
-    folder = resources.files("forage_queue.streams") / "scripts"
-    fence = (folder / "fence.lua").read_text(encoding="utf-8")
-    return (folder / f"{name}.lua").read_text(encoding="utf-8").replace("--@fence\n", fence)
+    scripts = _read_scripts()
+    return scripts[name].replace("--@fence\n", scripts["fence"])
 
 
 @cache
 def list_scripts() -> tuple[str, ...]:
     """The names of all scripts, each of which is a function of the library."""
-    names = (file.name.removesuffix(".lua") for file in (resources.files("forage_queue.streams") / "scripts").iterdir())
-    return tuple(sorted(name for name in names if name != "fence"))
+    return tuple(sorted(name for name in _read_scripts() if name != "fence"))
 
 
 @cache

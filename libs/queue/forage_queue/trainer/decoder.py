@@ -11,8 +11,7 @@ from google.protobuf.message import DecodeError
 from forage_proto.v1.packed_pb2 import PackedGroup
 from forage_runtime.retries import DiskRetry
 from forage_trajectory.codec import decode_group
-from forage_trajectory.columns import ColumnFolder
-from forage_trajectory.trajectory import Group
+from forage_trajectory.trajectory import ColumnFolder, Group
 
 THREADS = 4
 

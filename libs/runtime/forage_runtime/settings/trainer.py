@@ -19,6 +19,8 @@ from forage_runtime.settings.algorithm import AdvantageEstimator, AlgorithmSetti
 from forage_runtime.settings.base import ADDRESS, Address, Device, Section, Url, check_address
 from forage_runtime.settings.guards import GuardSettings
 
+TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio", "swanlab"]
+
 
 class PublishSettings(Section):
     """Published policies."""
@@ -116,10 +118,13 @@ class TrainerSettings(Section):
     val_before_train: bool = Field(True, description="Validate the initial policy")
     watch_questions: WatchSettings = WatchSettings()
     probe: ProbeSettings = ProbeSettings()
-    logger: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
+    logger: tuple[TrackerName, ...] = Field(
         (), description="Experiment trackers that get the metrics, besides metrics.jsonl and Prometheus"
     )
-    project_name: str = Field("forage", min_length=1, description="Project in W&B, experiment in MLflow")
+    log_val_generations: int = Field(
+        8, ge=0, description="Answers of each validation that trackers show as a table, always of the same questions"
+    )
+    project_name: str = Field("forage", min_length=1, description="Project of the trackers; experiment in MLflow")
     rollout_data_freq: int = Field(10, ge=0, description="Interval of files with a step's trajectories; 0: never")
     resume: bool = Field(True, description="Continue from the newest checkpoint in the run's folder")
     collective_timeout_s: float = Field(

@@ -15,7 +15,7 @@ from forage_proto.v1.trajectory_pb2 import Policy
 from forage_weights.announcement import PolicyError, describe_policy
 from forage_weights.cache import MAX_KEPT
 from forage_weights.rollout.policy import format_label
-from forage_weights.rollout.validation import verify_finite
+from forage_weights.rollout.preparation import verify_finite
 from forage_weights.tensors import read_header
 
 Shapes = Mapping[str, tuple[int, ...]]

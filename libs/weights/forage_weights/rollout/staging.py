@@ -1,4 +1,8 @@
-"""The next policy of a worker of vLLM: made ready by a thread while the worker generates, and then put in place."""
+"""The next policy of a worker of vLLM: made ready by a thread while the worker generates, and then put in place.
+
+On a CPU it takes the place of the served model's tensors (`Shadow`). On a GPU it is loaded, within the pause, into the
+tensors of a model that stands still.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +16,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm.config import set_current_vllm_config
-from vllm.model_executor.model_loader.checkpoint_weight_patch import CheckpointWeightPatch
+from safetensors import safe_open
+from vllm.config import ModelConfig, set_current_vllm_config
+from vllm.model_executor.layers.attention import Attention, is_deferred_attention_layer
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+from vllm.model_executor.model_loader.checkpoint_weight_patch import (
+    CheckpointWeightPatch,
+    load_checkpoint_weight_patches,
+)
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from forage_runtime.telemetry.logs import get_logger
 from forage_weights.delta import read_positions
-from forage_weights.rollout.reload import is_patchable, load_patches, load_whole
 from forage_weights.rollout.shadow import Shadow
-from forage_weights.rollout.validation import read_tensor
-from forage_weights.tensors import Tensor, read_headers
+from forage_weights.tensors import Tensor, read_headers, read_tensor
 
 log = get_logger()
 DeltaFiles = tuple[str, Sequence[str]]
@@ -39,6 +50,7 @@ _DTYPES = {
     "I8": torch.int8,
     "U8": torch.uint8,
 }
+_PLAIN = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
 
 
 class Stage:
@@ -238,3 +250,36 @@ def _free(garbage: list[Any]) -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def map_tensors(files: Sequence[Path]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of safetensors files as views of the files' pages, so that only what is copied is read."""
+    for file in files:
+        with safe_open(file, framework="pt", device="cpu") as opened:
+            for name in opened.keys():  # noqa: SIM118 - a safetensors file is not a dict
+                yield name, opened.get_tensor(name)
+
+
+def load_whole(model: torch.nn.Module, model_config: ModelConfig, files: Sequence[Path]) -> None:
+    """Load all weights, layer by layer and into the tensors in use: a worker copies only its slices to its device."""
+    initialize_layerwise_reload(model)
+    model.load_weights(map_tensors(files))
+    finalize_layerwise_reload(model, model_config)
+
+
+def is_patchable(model: torch.nn.Module) -> bool:
+    """Whether single elements can be replaced: nothing is derived from the weights, or kept in another order."""
+    return all(
+        isinstance(getattr(module, "quant_method", None), (*_PLAIN, type(None)))
+        or not isinstance(module.quant_method, QuantizeMethodBase)
+        for module in model.modules()
+    ) and all(type(module) is Attention for module in model.modules() if is_deferred_attention_layer(module))
+
+
+def load_patches(model: torch.nn.Module, patches: Sequence[CheckpointWeightPatch]) -> None:
+    """Replace the elements at each tensor's positions, which must not repeat.
+
+    Raises:
+        NotImplementedError: the model converts a weight while it loads it; some may already be replaced.
+    """
+    load_checkpoint_weight_patches(model, patches, validate_unique_indices=False)

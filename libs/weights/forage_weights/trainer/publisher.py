@@ -2,13 +2,15 @@
 
 A folder holds a whole policy, or the delta of one step: what has changed since the version before. Replicas learn of a
 version only by the announcement, which comes after its folder is durable and complete under its final name, so none can
-load a part of it. Redis refuses the announcement of a trainer with an older epoch.
+load a part of it. Redis refuses the announcement of a trainer with an older epoch. Folders lie in the run's folder, and
+where `trainer.publish.uri` says, copies for the engines (`PolicyStore`).
 """
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -20,20 +22,30 @@ from prometheus_client import Counter, Gauge
 
 from forage_proto.v1.trajectory_pb2 import Canary, Policy, PolicyFile, PolicyPart
 from forage_queue.streams.client import LIVELY_S, StreamClient
-from forage_runtime.errors import DataError
-from forage_runtime.files.folders import stage_folder
-from forage_runtime.retries import RedisRetry
+from forage_runtime.errors import DataError, UserError
+from forage_runtime.files.folders import remove_folder, remove_leftovers, stage_folder
+from forage_runtime.files.remote import StorageError, open_file_system
+from forage_runtime.retries import RedisRetry, StorageRetry
 from forage_runtime.security.audit import record_act
 from forage_runtime.security.signatures import RunSignatures
 from forage_runtime.settings import PublishSettings, SecuritySettings, Settings
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.waits import waiting
-from forage_weights.admission import sign_announcement
+from forage_weights.announcement import sign_announcement
 from forage_weights.delta import encode_delta
-from forage_weights.digests import compute_content, compute_digest
+from forage_weights.digests import compute_content, compute_digest, verify_digest
 from forage_weights.direct_sender import DirectSender
-from forage_weights.folders import describe_folder, list_needed, write_description
+from forage_weights.folders import describe_folder, list_needed, name_folder, name_whole, write_description
 from forage_weights.signed_folder import sign_folder
+from forage_weights.storage import (
+    StorageRefusedError,
+    delete_folder,
+    find_local_folder,
+    list_folders,
+    list_sizes,
+    probe_folder,
+    put_files,
+)
 from forage_weights.trainer.direct_sender import open_sender
 from forage_weights.trainer.model_files import (
     Adapter,
@@ -42,7 +54,6 @@ from forage_weights.trainer.model_files import (
     write_adapter_folder,
     write_model_folder,
 )
-from forage_weights.trainer.policy_store import PolicyStore
 
 KEEP_NEWEST = 3
 """Newest versions that always stay: a replica may be loading one that it has not acknowledged yet."""
@@ -53,6 +64,7 @@ PUBLISHED = Counter("forage_trainer_policies_published_total", "Policy versions 
 DELTAS = Counter("forage_trainer_deltas_published_total", "Policy versions that were published as a delta")
 BYTES = Gauge("forage_trainer_publish_bytes", "Bytes of the last published policy: of its delta, or of all its weights")
 SECONDS = Gauge("forage_trainer_publish_seconds", "Seconds to write and announce the last policy")
+_NAME = re.compile(r"v(\d+)-e(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -316,3 +328,126 @@ def _view_bits(weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """The elements of tensors as flat arrays of unsigned integers, in the same memory."""
     unsigned = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
     return {name: w.detach().reshape(-1).view(unsigned[w.itemsize]).numpy() for name, w in weights.items()}
+
+
+def find_policies_place(uri: str) -> str:
+    """The address of `trainer.publish.uri`; a folder as an absolute path, as engines have another working directory.
+
+    Raises:
+        SettingsError: no installed file system has such addresses.
+    """
+    open_file_system(uri, "trainer.publish.uri", "the environments of trainer and rollout service")
+    return str(find_local_folder(uri) or uri.rstrip("/"))
+
+
+class PolicyStore:
+    """The folders of the versions of one run, `v<version>-e<epoch>`."""
+
+    def __init__(self, folder: Path, uri: str, run_id: str, retry: StorageRetry) -> None:
+        """
+        Args:
+            folder: parent of the folders.
+            uri: parent of the copies' parent, which has the name of the run; empty: the engines read the folders.
+
+        Raises:
+            UserError: no installed file system has such addresses, or nothing can be written there.
+            Stopped: the process was asked to stop while the address was unavailable.
+        """
+        self.folder = folder
+        self._retry = retry
+        self._root = f"{find_policies_place(uri)}/{run_id}" if uri else ""
+        if uri:
+            retry(self._probe)
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder)
+
+    def _probe(self) -> None:
+        """Write there before anything is trained: what is wrong with an address is said at once, not waited for."""
+        try:
+            probe_folder(self._root)
+        except StorageRefusedError as error:
+            raise UserError(f"trainer.publish.uri cannot be used: {error}") from None
+
+    def name_address(self, name: str) -> str:
+        """The address under which the engines find a folder."""
+        return f"{self._root}/{name}" if self._root else str((self.folder / name).resolve())
+
+    def complete(self, name: str, check: Callable[[], object]) -> None:
+        """Return once a folder is complete at its address, however long that is unavailable.
+
+        Args:
+            check: called when an attempt has failed; raises where a later trainer works, which deletes these files.
+
+        Raises:
+            Stopped: the process was asked to stop meanwhile.
+        """
+        if self._root:
+
+            def put() -> None:
+                try:
+                    files = {file.name: file for file in (self.folder / name).iterdir()}
+                    put_files(self.name_address(name), files)
+                except (StorageError, FileNotFoundError):
+                    check()
+                    raise
+
+            self._retry(put)
+
+    def list_names(self) -> list[str]:
+        """List the names of all folders, and of all copies that can be listed now, the newest first."""
+        names = {path.name for path in self.folder.iterdir()}
+        if self._root:
+            try:
+                names.update(list_folders(self._root))
+            except StorageError as error:
+                get_logger().warning("policies_not_listed", reason=str(error))
+        return sorted(filter(_NAME.fullmatch, names), key=_parse_name, reverse=True)
+
+    def find_highest_epoch(self) -> int:
+        """The highest epoch in the names of the folders and their copies; 0 without any.
+
+        Raises:
+            Stopped: the process was asked to stop while the address was unavailable.
+        """
+        copies = self._retry(lambda: list_folders(self._root)) if self._root else []
+        names = filter(_NAME.fullmatch, [*copies, *(path.name for path in self.folder.iterdir())])
+        return max((_parse_name(name)[0] for name in names), default=0)
+
+    def is_intact(self, policy: Policy) -> bool:
+        """Whether a policy's files are what was announced; of copies, if they can be listed, the sizes."""
+        parts = [(part.uri, part.files) for part in policy.parts] or [(policy.uri, policy.files)]
+        return all(self._has_files(name_folder(uri), files) for uri, files in parts)
+
+    def find_files(self, policy: Policy) -> dict[str, Path]:
+        """Find the files of all folders of a policy on this machine, by their digests."""
+        parts = [(part.uri, part.files) for part in policy.parts] or [(policy.uri, policy.files)]
+        return {file.digest: self.folder / name_folder(uri) / file.name for uri, files in parts for file in files}
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete folders and their copies. A copy that cannot be deleted now is listed, and deleted, later."""
+        for name in names:
+            remove_folder(self.folder / name)
+            remove_folder(name_whole(self.folder / name))
+            if self._root:
+                try:
+                    delete_folder(self.name_address(name))
+                except StorageError as error:
+                    get_logger().warning("policy_not_deleted", reason=str(error))
+
+    def _has_files(self, name: str, files: Iterable[PolicyFile]) -> bool:
+        try:
+            if not all(verify_digest(self.folder / name / file.name, file.digest) for file in files):
+                return False
+            sizes = list_sizes(self.name_address(name))
+            return all(sizes.get(file.name) == file.bytes for file in files)
+        except OSError:
+            return False
+        except StorageError:
+            return True
+
+
+def _parse_name(name: str) -> tuple[int, int]:
+    """(epoch, version) in the name of a folder."""
+    found = _NAME.fullmatch(name)
+    assert found is not None
+    return int(found[2]), int(found[1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 from operator import attrgetter
-from statistics import fmean
 
 from forage_console.details.trajectory import read_details
 from forage_console.errors import NotFoundError
@@ -15,6 +14,7 @@ from forage_console.reading.reader import RunReader
 from forage_console.reading.validations import estimate
 from forage_console.store.queries import find_rows
 from forage_console.store.run_store import RunStore
+from forage_records.statistics import mean_known
 
 _MOST_STEPS = 50
 """Steps of which one sample of the question is shown, the latest ones."""
@@ -64,15 +64,13 @@ def _read_steps(store: RunStore, uid: str) -> Iterator[tuple[TrajectoryRow, Ques
 
 def _count_samples(rows: list[TrajectoryRow]) -> QuestionPoint:
     first = rows[0]
-    judged = [row.em for row in rows if row.em is not None]
-    rewards = [row.reward for row in rows if row.reward is not None]
     return QuestionPoint(
         place=first.place,
         row=first.row,
         step=first.step or 0,
         kind="train",
-        em=fmean(judged) if judged else None,
-        reward=fmean(rewards) if rewards else None,
+        em=mean_known(row.em for row in rows),
+        reward=mean_known(row.reward for row in rows),
         answer=first.answer,
         samples=len(rows),
     )

@@ -24,10 +24,10 @@ from forage_console.models.trajectories import (
     TrajectoryRow,
 )
 from forage_console.reading.metrics import StepMetrics
-from forage_console.reading.run_settings import RunSettings
 from forage_console.store.files import DataFile
 from forage_console.store.queries import find_rows
 from forage_console.store.run_store import UNREADABLE, RunStore
+from forage_records.run_settings import RunSettings
 from forage_records.step_file import Fate, GroupFate, read_group_fates
 
 _BINS = 40

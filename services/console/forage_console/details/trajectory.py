@@ -25,6 +25,7 @@ from forage_console.models.trajectories import (
     TrajectoryRow,
     TurnDetail,
 )
+from forage_console.reading.questions import split_record
 from forage_console.store.files import DataFile
 from forage_console.store.queries import find_rows
 from forage_console.store.run_store import UNREADABLE, RunStore
@@ -101,12 +102,6 @@ def _build_validated(store: RunStore, file: DataFile, row: TrajectoryRow, trace_
         'SELECT line_begin FROM {table}.rows WHERE place = ? AND "row" = ?', [row.place, row.row]
     )
     line = read_line(file, begin or 0)
-    spans = list_spans(line)
-    blocks, turn = [], 0
-    for block in split_spans(spans):
-        author = Author(block.role)
-        turn += author is Author.MODEL
-        blocks.append(Block(author=author, begin=None, end=None, turn=turn or None, pieces=_list_pieces(block)))
     trace_id = str(line.get("trace_id") or "")
     neighbours = _find_neighbours(store, row)
     group = find_rows(store, "place = ? AND uid = ?", [row.place, row.uid], 'sample, "row"')
@@ -116,8 +111,8 @@ def _build_validated(store: RunStore, file: DataFile, row: TrajectoryRow, trace_
     return TrajectoryDetail(
         summary=row,
         step_version=None,
-        prompt="".join(span["text"] for span in spans if span["role"] == Author.PROMPT),
-        blocks=blocks,
+        prompt="".join(span["text"] for span in list_spans(line) if span["role"] == Author.PROMPT),
+        blocks=split_record(line),
         tokens=None,
         turns=[describe_turn(found, None, row.targets) for found in _parse_turns(line)],
         judgement=judgement,

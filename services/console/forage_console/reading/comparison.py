@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from operator import attrgetter
 from forage_console.errors import NotFoundError
 from forage_console.models.runs import (
     AnswerSide,
-    Difference,
     QuestionPair,
     RunComparison,
     RunRow,
@@ -21,10 +19,9 @@ from forage_console.models.runs import (
 from forage_console.reading.reader import RunReader
 from forage_console.reading.validations import Answer, Question, Validation
 from forage_console.store.files import name_place
+from forage_records import statistics
 from forage_records.comparison import compare_steps
-from forage_records.statistics import Outcome, paired_difference
-
-ALL = "all"
+from forage_records.statistics import Outcome, find_outcome
 
 
 @dataclass(frozen=True)
@@ -50,12 +47,7 @@ class _Pair:
 
     @property
     def outcome(self) -> Outcome:
-        return {
-            (False, True): Outcome.WON,
-            (True, False): Outcome.LOST,
-            (True, True): Outcome.BOTH,
-            (False, False): Outcome.NEITHER,
-        }[(self.em_a > 0, self.em_b > 0)]
+        return find_outcome(self.em_a, self.em_b)
 
     @property
     def change(self) -> tuple[float, float]:
@@ -95,7 +87,7 @@ def compare(
             labels_b=b.list_labels(),
             label_a=label_a,
             label_b=label_b,
-            sources=_compare_sources(pairs),
+            sources=[SourceComparison.model_validate(one, from_attributes=True) for one in _compare_sources(pairs)],
             pairs=[_describe(pair, (a.folder.name, label_a), (b.folder.name, label_b)) for pair in page],
             total=len(kept),
             only_a=len(_list_judged(one) - _list_judged(other)),
@@ -151,26 +143,9 @@ def _filter_pairs(pairs: Iterable[_Pair], wanted: PairFilter) -> Iterable[_Pair]
         yield pair
 
 
-def _compare_sources(pairs: Sequence[_Pair]) -> list[SourceComparison]:
-    by_source: dict[str, list[_Pair]] = {}
-    for pair in pairs:
-        by_source.setdefault(pair.question.data_source, []).append(pair)
-    compared = [_compare_source(source, found) for source, found in sorted(by_source.items())]
-    return [*compared, _compare_source(ALL, pairs)] if len(compared) > 1 else compared
-
-
-def _compare_source(source: str, pairs: Sequence[_Pair]) -> SourceComparison:
-    a, b = [pair.em_a for pair in pairs], [pair.em_b for pair in pairs]
-    found = paired_difference(a, b)
-    counts = Counter(pair.outcome for pair in pairs)
-    return SourceComparison(
-        data_source=source,
-        questions=len(pairs),
-        em_a=sum(a) / len(a),
-        em_b=sum(b) / len(b),
-        difference=Difference(mean=found.mean, low=found.low, high=found.high, p=found.p),
-        outcomes={outcome: counts[outcome] for outcome in Outcome},
-    )
+def _compare_sources(pairs: Sequence[_Pair]) -> list[statistics.SourceComparison]:
+    found = sorted((pair.question.data_source, pair.em_a, pair.em_b) for pair in pairs)
+    return statistics.compare_sources(found)
 
 
 def _describe(pair: _Pair, a: tuple[str, str], b: tuple[str, str]) -> QuestionPair:

@@ -20,6 +20,7 @@ from forage_console.reading.files import Row
 from forage_console.reading.reader import RunReader
 from forage_console.reading.validations import Answer, Question, Validation, estimate
 from forage_console.store.files import name_place
+from forage_console.store.values import list_spans
 from forage_records.spans import split_spans
 
 
@@ -89,15 +90,9 @@ def read_question(reader: RunReader, uid: str) -> QuestionDetail | None:
 
 def split_record(record: Row) -> list[Block]:
     """Split what a validation keeps of a trajectory into its blocks; parts that are no spans are left out."""
-    spans = record.get("spans")
-    sound = [
-        span
-        for span in (spans if isinstance(spans, list) else ())
-        if isinstance(span, dict) and span.get("role") in list(Author) and isinstance(span.get("text"), str)
-    ]
     turn = 0
     blocks = []
-    for block in split_spans(sound):
+    for block in split_spans(list_spans(record)):
         author = Author(block.role)
         turn += author is Author.MODEL
         pieces = [Piece(text=piece.text, within=piece.within, is_tag=piece.is_tag) for piece in block.pieces]

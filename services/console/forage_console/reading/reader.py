@@ -13,9 +13,9 @@ from forage_console.context import Console
 from forage_console.models.runs import RunRow
 from forage_console.reading.files import Stamp
 from forage_console.reading.metrics import StepMetrics
-from forage_console.reading.run_settings import RunSettings
 from forage_console.reading.summaries import Summaries, Summary
 from forage_console.reading.validations import FOLDER, Question, Validation, list_labels, stamp_label
+from forage_records.run_settings import RunSettings
 
 _KEPT = 16
 

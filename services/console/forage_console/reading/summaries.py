@@ -28,9 +28,9 @@ from forage_console.reading.files import (
     to_number,
 )
 from forage_console.reading.metrics import average, sample_lines
-from forage_console.reading.run_settings import RunSettings, read_settings
 from forage_console.reading.validations import FOLDER, WATCH, estimate_from_summary, find_best, list_labels
 from forage_records.run_folder import estimate_time_left
+from forage_records.run_settings import RunSettings, read_settings
 
 ALIVE_S = 180.0
 """A run that nothing was written to for so long, or for three of its steps, does not go on."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import NamedTuple
 
 from pydantic_core import from_json
@@ -142,13 +141,11 @@ def _read_sample(row: int, begin: int, record: Row) -> _Sample:
 
 def _combine(samples: Sequence[_Sample]) -> Answer:
     first = samples[0]
-    judged = [one.em for one in samples if one.em is not None]
-    rewards = [one.reward for one in samples if one.reward is not None]
     return Answer(
         first.row,
         first.begin,
-        fmean(judged) if judged else None,
-        fmean(rewards) if rewards else None,
+        statistics.mean_known(one.em for one in samples),
+        statistics.mean_known(one.reward for one in samples),
         first.answer,
         len(samples),
         sum(one.failed for one in samples),

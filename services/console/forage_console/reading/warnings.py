@@ -8,7 +8,7 @@ from itertools import groupby
 
 from forage_console.models.runs import RunRow, RunState, Warning
 from forage_console.reading.metrics import StepMetrics
-from forage_console.reading.run_settings import RunSettings
+from forage_records.run_settings import RunSettings
 
 _RECENT = 20
 _QUIET_S = 120.0

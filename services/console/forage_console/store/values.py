@@ -10,10 +10,8 @@ import pyarrow.compute as pc
 
 from forage_console.models.base import Author
 from forage_console.store.files import DataFile
-from forage_proto.v1.trajectory_pb2 import Trajectory
 from forage_records.json_text import parse_json
-from forage_records.step_file import StepRow, read_step
-from forage_records.trajectory_file import extract_question, read_exact_match
+from forage_runtime.errors import DataError
 
 SCHEMA = pa.schema(
     [
@@ -79,7 +77,7 @@ def read_texts(file: DataFile) -> Iterator[list[tuple[int, str]]]:
         return
     row = 0
     with file.open_parquet() as parquet:
-        wanted = ["question" if "question" in parquet.schema_arrow.names else "prompt", "response"]
+        wanted = ["question", "response"]
         for group in range(parquet.num_row_groups):
             table = parquet.read_row_group(group, columns=wanted, use_threads=False)
             asked, written = (table[name].to_pylist() for name in wanted)
@@ -116,9 +114,8 @@ def read_line(file: DataFile, begin: int) -> dict[str, Any]:
 
 def _read_step_values(file: DataFile) -> pa.Table:
     with file.open_parquet() as parquet:
-        names = parquet.schema_arrow.names
-        if "advantage_mean" not in names:
-            return _compute_step_values(file)
+        if "advantage_mean" not in parquet.schema_arrow.names:
+            raise DataError("an older version of Forage wrote it: 'forage trajectories --step' reads it")
         wanted = {name: _OF_FILE.get(name, name) for name in SCHEMA.names if name not in _OWN}
         table = parquet.read(columns=list(wanted.values()), use_threads=False)
     count = table.num_rows
@@ -136,50 +133,6 @@ def _complete(file: DataFile, columns: dict[str, Any], count: int) -> pa.Table:
     }
     arrays = [columns[field.name] if field.name in columns else pa.nulls(count, field.type) for field in SCHEMA]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
-
-
-def _compute_step_values(file: DataFile) -> pa.Table:
-    """Compute the values from the trajectories of a file that has no columns for them."""
-    with file.open_parquet() as parquet:
-        end_of_turn = (parquet.schema_arrow.metadata or {}).get(b"forage.end_of_turn", b"").decode()
-        prompts: list[str] = parquet.read(columns=["prompt"])["prompt"].to_pylist()
-        kept: list[dict[str, Any]] = parquet.read(
-            columns=["answer", "status", "score", "turns", "searches", "finished", "truncated", "policy_version"]
-        ).to_pylist()
-    rows = [
-        _describe_row(found, prompt, more, end_of_turn)
-        for found, prompt, more in zip(read_step(file.path), prompts, kept, strict=True)
-    ]
-    columns = {name: pa.array([row[name] for row in rows], SCHEMA.field(name).type) for name in rows[0]} if rows else {}
-    return _complete(file, columns, len(rows))
-
-
-def _describe_row(found: StepRow, prompt: str, more: dict[str, Any], end_of_turn: str) -> dict[str, Any]:
-    own: Trajectory = found.trajectory
-    failure = own.status_detail or own.score.detail
-    return {
-        "uid": own.group_uid,
-        "sample": own.sample,
-        "data_source": own.data_source,
-        "question": extract_question(prompt, end_of_turn),
-        "answer": more["answer"],
-        "targets": list(own.ground_truth.targets),
-        "status": more["status"],
-        "reason": None if more["status"] == "OK" else failure or more["status"],
-        "reward": more["score"],
-        "em": read_exact_match(own),
-        "advantage": found.advantage_mean,
-        "search_advantage": found.search_advantage,
-        "mismatch": found.mismatch_max,
-        "trained": found.trained,
-        "searches": more["searches"],
-        "turns": more["turns"],
-        "tokens": len(own.loss_mask),
-        "truncated": more["truncated"],
-        "finished": more["finished"],
-        "version_min": min((segment.version for segment in own.segments), default=None),
-        "version_max": more["policy_version"],
-    }
 
 
 def _read_lines(file: DataFile) -> Iterator[tuple[int, dict[str, Any]]]:

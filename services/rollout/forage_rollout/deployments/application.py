@@ -11,7 +11,6 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from ray.serve.schema import LoggingConfig
 
 from forage_queue.rollout.concurrency import count_most_groups
-from forage_rollout.deployments.agent import AgentDeployment
 from forage_rollout.deployments.autoscaling import (
     DOWNSCALE_DELAY_S,
     MOST_GROUPS,
@@ -21,7 +20,7 @@ from forage_rollout.deployments.autoscaling import (
     find_target,
 )
 from forage_rollout.deployments.devices import check_nodes, count_gpus, list_node_gpus
-from forage_rollout.deployments.dispatcher import DispatcherDeployment
+from forage_rollout.deployments.dispatcher import AgentDeployment, DispatcherDeployment
 from forage_rollout.deployments.engine import EngineDeployment
 from forage_rollout.deployments.routing import EngineRouter
 from forage_runtime.settings import ReplicaSettings, Settings, load_settings

@@ -18,7 +18,7 @@ from forage_runtime.settings import Settings
 from forage_runtime.telemetry.logs import get_logger
 from forage_weights.rollout.adapter import Adapters
 from forage_weights.rollout.canary import CanaryBounds
-from forage_weights.rollout.stager import Stager
+from forage_weights.rollout.preparation import Stager
 from forage_weights.tensors import SUFFIX
 
 log = get_logger()

@@ -25,10 +25,8 @@ from forage_runtime.telemetry.waits import waiting
 from forage_weights.announcement import PolicyError, check_canary, describe_policy
 from forage_weights.rollout.adapter import verify_adapter
 from forage_weights.rollout.canary import CanaryCheck, CanaryError
-from forage_weights.rollout.holding import hold_policy, open_cache
 from forage_weights.rollout.policy import format_label, is_newer
-from forage_weights.rollout.stager import StagedPolicy, call_living
-from forage_weights.rollout.validation import verify_tensors
+from forage_weights.rollout.preparation import StagedPolicy, call_living, hold_policy, open_cache, verify_tensors
 from forage_weights.tensors import SUFFIX, read_headers
 
 log = get_logger()

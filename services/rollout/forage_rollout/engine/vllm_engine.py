@@ -23,7 +23,7 @@ from forage_runtime.text.chat_template import Chat
 from forage_weights.rollout.adapter import Adapter
 from forage_weights.rollout.canary import CanaryError
 from forage_weights.rollout.policy import EngineHangsError, EngineLostError, NotServingError, parse_label
-from forage_weights.rollout.stager import call_living
+from forage_weights.rollout.preparation import call_living
 
 log = get_logger()
 

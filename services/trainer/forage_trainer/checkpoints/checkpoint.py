@@ -19,7 +19,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from forage_queue.trainer.unacked import ConsumedStep
+from forage_queue.trainer.batcher import ConsumedStep
 from forage_runtime.errors import DataError, DiskFullError, UserError
 from forage_runtime.files.folders import (
     measure_folder,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from forage_queue.trainer.unacked import ConsumedGroup, ConsumedStep
+from forage_queue.trainer.batcher import ConsumedGroup, ConsumedStep
 from forage_runtime.errors import DataError
 from forage_runtime.security.signatures import Purpose, RunSignatures, SignatureError
 from forage_runtime.telemetry.logs import get_logger

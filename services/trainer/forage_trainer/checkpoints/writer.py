@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from forage_queue.streams.client import StreamClient
-from forage_queue.trainer.batcher import Batch
+from forage_queue.trainer.batcher import Batch, UnackedSteps
 from forage_queue.trainer.replay_groups import ReplayGroups
-from forage_queue.trainer.unacked import UnackedSteps
 from forage_records.events import EventKind, EventLog
 from forage_runtime.errors import DiskFullError, UnavailableError
 from forage_runtime.retries import RedisRetry

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable
 
 from forage_proto.v1.trajectory_pb2 import Policy
-from forage_trainer.data.selection import is_valid
+from forage_trainer.data.tensors import is_valid
 from forage_trajectory.trajectory import Group
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from forage_queue.trainer.dataset import make_batches
+from forage_queue.trainer.feeder import make_batches
 from forage_records.questions import Questions, read_questions
 from forage_runtime.settings import Settings
 from forage_trainer.chats.chat_tokenizer import ChatTokenizer

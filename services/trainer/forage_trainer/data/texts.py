@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from forage_proto.v1.trajectory_pb2 import Trajectory
 from forage_runtime.errors import DataError
 from forage_runtime.telemetry.logs import get_logger
-from forage_trajectory.texts import restore_texts
+from forage_trajectory.codec import restore_texts
 
 
 class TextReader:

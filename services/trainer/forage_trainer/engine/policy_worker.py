@@ -30,7 +30,7 @@ from forage_trainer.engine.verl_worker import VerlWorker, collect, hand_out, mea
 from forage_trainer.folder_digests import describe_rank
 from forage_trainer.weights.adapter import count_adapted, extract_adapter
 from forage_trainer.weights.checkpoint_tensors import build_checkpoint, cast
-from forage_trajectory.columns import ColumnFolder
+from forage_trajectory.trajectory import ColumnFolder
 from forage_weights.trainer.model_files import Adapter
 
 _NAN = float("nan")

@@ -31,7 +31,7 @@ import torch.distributed as dist
 from forage_runtime.errors import CollectiveTimeoutError
 from forage_runtime.telemetry.waits import waiting
 from forage_trainer.data.tensors import Rows
-from forage_trajectory.columns import ColumnFile, ColumnFolder, Columns, StoredColumns
+from forage_trajectory.trajectory import ColumnFile, ColumnFolder, Columns, StoredColumns
 
 _TIMED_OUT = re.compile("timed out|timeout", re.IGNORECASE)
 _ALIVE = ""

@@ -15,7 +15,7 @@ from forage_runtime.text.tags import CLOSE, OPEN, Tag
 from forage_trainer.chats.template_facts import Fact, Level
 from forage_trainer.data.tensors import Rows
 from forage_trainer.engine.layout import Layout
-from forage_trajectory.columns import Columns
+from forage_trajectory.trajectory import Columns
 
 _STOPS = (CLOSE[Tag.SEARCH], CLOSE[Tag.ANSWER])
 _TURNS = (

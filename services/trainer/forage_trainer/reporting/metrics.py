@@ -12,7 +12,7 @@ from prometheus_client import Counter, Gauge
 
 from forage_proto.v1.trajectory_pb2 import Score, Status
 from forage_trainer.algorithms.token_rewards import compute_turn_sum
-from forage_trainer.data.selection import is_valid
+from forage_trainer.data.tensors import is_valid
 from forage_trajectory.trajectory import Group, Trajectory
 
 FORMAT = "format"

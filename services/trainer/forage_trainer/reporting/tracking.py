@@ -1,4 +1,4 @@
-"""Metrics for TensorBoard, Weights & Biases and MLflow, through verl's Tracking, under verl's names.
+"""Metrics and validation answers for experiment trackers, through verl's Tracking, under verl's names.
 
 A tracker that fails loses metrics and never ends the run. `metrics.jsonl` and Prometheus are independent of it.
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import Counter
 
+from forage_records.run_folder import RunFolder
 from forage_runtime.errors import UserError
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.logs import get_logger
@@ -61,6 +63,22 @@ def to_validation_metrics(result: Mapping[str, Any]) -> dict[str, float]:
     return metrics
 
 
+def to_table(records: Sequence[Mapping[str, Any]], count: int) -> list[tuple[str, str, float | None]]:
+    """Choose answers of a validation, evenly over its questions and so the same ones each time.
+
+    Returns:
+        (question with its accepted answers, what the policy and its environment wrote, exact match) of each.
+    """
+    return [
+        (
+            f"{record['question']}\n\naccepted: {'; '.join(record['targets'])}",
+            "".join(span["text"] for span in record["spans"] if span["role"] != "prompt"),
+            record["em"],
+        )
+        for record in records[:: max(1, len(records) // count)][:count]
+    ]
+
+
 class Tracker:
     """Sends the metrics of every step to the backends of `trainer.logger`."""
 
@@ -72,19 +90,26 @@ class Tracker:
         self._backends = tuple(dict.fromkeys(settings.trainer.logger))
         self._tracking: Any = None
         self._last_step_file = settings.run.folder / "tracked"
+        self._run, self._shown = RunFolder(settings.run.folder), settings.trainer.log_val_generations
         if not self._backends:
             return
         folder = settings.run.folder
         # Defaults where the user's environment has none: files lie in the run's folder, MLflow's database beside it.
         os.environ.setdefault("TENSORBOARD_DIR", str(folder / "tensorboard"))
         os.environ.setdefault("WANDB_DIR", str(folder))
-        os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{settings.run.dir.absolute() / 'mlflow.db'}")
-        from verl.utils.tracking import Tracking
+        runs = settings.run.dir.absolute()
+        own_mlflow = "mlflow" in self._backends and "MLFLOW_TRACKING_URI" not in os.environ
+        os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{runs / 'mlflow.db'}")
+        os.environ.setdefault("TRACKIO_DIR", str(runs / "trackio"))
+        os.environ.setdefault("SWANLAB_LOG_DIR", str(runs / "swanlab"))
+        from verl.utils.tracking import Tracking, ValidationGenerationsLogger
 
         names = [backend for backend in self._backends]
         folder.mkdir(parents=True, exist_ok=True)
         try:
             with redirect_stdout(sys.stderr):
+                if own_mlflow:
+                    _create_experiment(settings.trainer.project_name, runs / "mlflow")
                 self._tracking = Tracking(
                     settings.trainer.project_name,
                     settings.run.id,
@@ -93,6 +118,7 @@ class Tracker:
                 )
         except Exception as error:  # whatever a tracker's own library raises
             raise UserError(f"trainer.logger {names}: a tracker does not start ({_format_error(error)})") from error
+        self._answers = ValidationGenerationsLogger(settings.trainer.project_name, settings.run.id)
         silent = [name for name in names if name not in self._tracking.logger]
         if silent:
             raise UserError(
@@ -112,8 +138,14 @@ class Tracker:
             return 0
 
     def log_validation(self, step: int, result: Mapping[str, Any]) -> None:
-        """Send the result of a validation that ended after `step` steps."""
+        """Send the result of a validation that ended after `step` steps, and a table of some of its answers."""
         self._send(step, to_validation_metrics(result))
+        if (
+            self._backends
+            and self._shown
+            and (table := to_table(self._run.read_trajectories(result["label"]), self._shown))
+        ):
+            self._try_each(step, lambda backend: self._answers.log([backend], table, step))
 
     def log_probe(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send the metrics of a probe of the policy after `step` steps."""
@@ -133,12 +165,23 @@ class Tracker:
             get_logger().warning("tracking_not_closed", reason=_format_error(error))
 
     def _send(self, step: int, metrics: dict[str, float]) -> None:
+        self._try_each(step, lambda backend: self._tracking.log(metrics, step, [backend]))
+
+    def _try_each(self, step: int, send: Callable[[str], object]) -> None:
         for backend in self._backends:
             try:
-                self._tracking.log(metrics, step, [backend])
+                send(backend)
             except Exception as error:  # noqa: BLE001 - a tracker that is out of reach must not end the run
                 FAILED.labels(backend).inc()
                 get_logger().warning("tracking_failed", backend=backend, step=step, reason=_format_error(error))
+
+
+def _create_experiment(name: str, artifacts: Path) -> None:
+    """Create an experiment in MLflow's database, whose files would otherwise be in the working directory."""
+    import mlflow
+
+    if mlflow.get_experiment_by_name(name) is None:
+        mlflow.create_experiment(name, artifact_location=artifacts.as_uri())
 
 
 def require_backend(backend: str) -> None:
@@ -149,7 +192,8 @@ def require_backend(backend: str) -> None:
     if importlib.util.find_spec(backend) is None:
         raise UserError(
             f"trainer.logger names {backend}, which is not installed: "
-            f"run '.venvs/uv/bin/uv pip install --python {sys.prefix} {backend}', or leave it out"
+            f"run '.venvs/uv/bin/uv pip install --python {sys.prefix} --no-deps -r services/trainer/trackers.lock', or "
+            "leave it out"
         )
 
 

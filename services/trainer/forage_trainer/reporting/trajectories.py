@@ -17,8 +17,7 @@ from forage_records.trajectory_file import explain_failure
 from forage_runtime.files import durable
 from forage_runtime.files.model_folder import read_end_of_turn
 from forage_runtime.settings import Settings
-from forage_trainer.data.selection import LEFT_OUT, Selection, is_valid
-from forage_trainer.data.tensors import StepTensors
+from forage_trainer.data.tensors import LEFT_OUT, Selection, StepTensors, is_valid
 from forage_trainer.data.texts import TextReader
 from forage_trajectory.codec import restore_group
 from forage_trajectory.trajectory import Group, Trajectory

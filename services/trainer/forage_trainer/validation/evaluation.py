@@ -14,10 +14,8 @@ from forage_proto.v1.trajectory_pb2 import Policy, Prompt, Purpose, Sampling
 from forage_proto.v1.trajectory_pb2 import Trajectory as TrajectoryMessage
 from forage_queue.streams.client import VALIDATION, StreamClient
 from forage_queue.trainer import spans
-from forage_queue.trainer.arrivals import Arrivals, Entries, Receiver
-from forage_queue.trainer.batcher import LOG_INTERVAL_S, BatchTimeoutError
-from forage_queue.trainer.dataset import SOURCES
-from forage_queue.trainer.feeder import ISSUED
+from forage_queue.trainer.batcher import LOG_INTERVAL_S, Arrivals, BatchTimeoutError, Entries, Receiver
+from forage_queue.trainer.feeder import ISSUED, SOURCES
 from forage_records.questions import Question
 from forage_records.run_folder import WATCH
 from forage_runtime.files.folders import write_json, write_text

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from forage_runtime.errors import DataError
-from forage_weights.trainer.safetensors_file import write_unsynced
+from forage_weights.trainer.model_files import write_unsynced
 
 ANOTHER = "it is of another model.path or trainer.lora: set them as they were, or give another run.id"
 """Why a folder lacks tensors of a model, or has other ones."""

@@ -1,5 +1,5 @@
-#!lua name=forage_6dd35fb4e187
-redis.register_function{function_name = 'forage_6dd35fb4e187_acknowledge', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+#!lua name=forage_14773ca0010e
+redis.register_function{function_name = 'forage_14773ca0010e_acknowledge', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- The groups of a step leave the stream and the step enters the ledger. A repeated call changes nothing. Returns the
 -- names of the files that the groups refer to.
 -- KEYS: epoch, trajectories, ledger, issued, files that entries refer to, the issue table of each batch that is over …
@@ -39,7 +39,7 @@ end
 return names
 end}
 
-redis.register_function{function_name = 'forage_6dd35fb4e187_acknowledge_policy', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_14773ca0010e_acknowledge_policy', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- A replica says which policy it serves and which it refuses, and that it is alive. Who watches learns of a change.
 -- KEYS: replicas, replicas' last signs of life, served.  ARGV: replica, what it says.
 redis.call('ZCARD', KEYS[2]) -- fails on a key of another type before anything is written
@@ -52,7 +52,7 @@ redis.call('ZADD', KEYS[2], redis.call('TIME')[1], ARGV[1])
 return 1
 end}
 
-redis.register_function{function_name = 'forage_6dd35fb4e187_acquire_epoch', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_14773ca0010e_acquire_epoch', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- A fencing token above every earlier one: of this key, of the announced policy, and of the trainer's own files.
 -- KEYS: epoch, policy.  ARGV: the highest epoch in the trainer's files.  Returns the new epoch.
 local epoch = math.max(
@@ -63,7 +63,7 @@ redis.call('SET', KEYS[1], epoch)
 return epoch
 end}
 
-redis.register_function{function_name = 'forage_6dd35fb4e187_close_stream', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_14773ca0010e_close_stream', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- A reply stream goes, together with the table of what was issued for it. Returns the names of the files that its
 -- entries refer to.
 -- KEYS: epoch, stream, issue table, files that entries refer to.  ARGV: epoch.
@@ -75,11 +75,11 @@ redis.call('DEL', KEYS[2], KEYS[3], KEYS[4])
 return names
 end}
 
-redis.register_function{function_name = 'forage_6dd35fb4e187_create_group', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_14773ca0010e_create_group', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- The consumer group of a stream, from its beginning, unless it exists. Answers are lost with a stream: where it is new,
 -- so is the table of what was issued for it.
 -- KEYS: stream, epoch (of a trainer alone), issue table of the stream (optional).  ARGV: consumer group, epoch.
-if KEYS[2] then -- as fence.lua; a worker is not replaced
+if KEYS[2] then -- as `fence`; a worker is not replaced
   local epoch = redis.call('GET', KEYS[2])
   if tonumber(epoch or '0') > tonumber(ARGV[2]) then return redis.error_reply('FENCED ' .. epoch) end
 end
@@ -89,14 +89,14 @@ if type(reply) == 'table' and reply.err and not string.find(reply.err, 'BUSYGROU
 return 1
 end}
 
-redis.register_function{function_name = 'forage_6dd35fb4e187_declare_environments', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_14773ca0010e_declare_environments', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- A dispatcher says which environments it gives to data sources, until it is silent for too long.
 -- KEYS: environments.  ARGV: table of environments, seconds.
 redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
 return 1
 end}
 
-redis.register_function{function_name = 'forage_6dd35fb4e187_discard', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_14773ca0010e_discard', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- Groups that are never trained on leave their stream. Returns the names of the files that they refer to.
 -- KEYS: epoch, stream, files that its entries refer to.  ARGV: epoch, consumer group, entry ids …
 -- Refuses a trainer that was replaced and does not know it yet: KEYS[1] has the epoch of the latest, ARGV[1] the caller's.
@@ -116,7 +116,7 @@ end
 return names
 end}
 
-redis.register_function{function_name = 'forage_6dd35fb4e187_find_absent', flags = {'no-writes'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_14773ca0010e_find_absent', flags = {'no-writes'}, callback = function(KEYS, ARGV)
 -- The issues whose prompt is no longer on the stream: finished, or lost. Returns the fields of the table.
 -- KEYS: prompts, issue table.
 local absent = {}
@@ -128,7 +128,7 @@ end
 return absent
 end}
 
-redis.register_function{function_name = 'forage_6dd35fb4e187_finish', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_14773ca0010e_finish', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- A prompt is acknowledged and its group written, together. Returns 1, 0 where another worker has finished the prompt,
 -- and 2 where nobody waits for the group any more.
 -- KEYS: prompts, reply stream, trajectories, files that entries of the reply stream refer to, finished lately.
@@ -154,7 +154,7 @@ redis.call('XADD', KEYS[5], 'MAXLEN', '~', '1000', '*', 'm', ARGV[5])
 return 1
 end}
 
-redis.register_function{function_name = 'forage_6dd35fb4e187_issue', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_14773ca0010e_issue', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- A (batch, position, attempt) of a reply stream enters the prompts stream once, however often it is issued.
 -- KEYS: epoch, prompts, issue table, issued.  ARGV: epoch, "position/attempt", uid, prompt, batch (empty: no training).
 -- Refuses a trainer that was replaced and does not know it yet: KEYS[1] has the epoch of the latest, ARGV[1] the caller's.
@@ -168,7 +168,7 @@ redis.call('HSET', KEYS[3], ARGV[2], id .. ' ' .. ARGV[3])
 return 1
 end}
 
-redis.register_function{function_name = 'forage_6dd35fb4e187_list_stored', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_14773ca0010e_list_stored', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- The names of the files that entries of a stream refer to. What is noted of entries that are gone is forgotten.
 -- KEYS: epoch, stream, files that its entries refer to.  ARGV: epoch.
 -- Refuses a trainer that was replaced and does not know it yet: KEYS[1] has the epoch of the latest, ARGV[1] the caller's.
@@ -185,7 +185,7 @@ end
 return names
 end}
 
-redis.register_function{function_name = 'forage_6dd35fb4e187_offer_payloads', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_14773ca0010e_offer_payloads', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- How writers recognise the place from which the trainer reads files of groups; repeated, since a server may lose it.
 -- KEYS: epoch, mark of the place.  ARGV: epoch, mark.
 -- Refuses a trainer that was replaced and does not know it yet: KEYS[1] has the epoch of the latest, ARGV[1] the caller's.
@@ -197,7 +197,7 @@ redis.call('SET', KEYS[2], ARGV[2])
 return 1
 end}
 
-redis.register_function{function_name = 'forage_6dd35fb4e187_prune', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_14773ca0010e_prune', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- Replicas and consumers that are gone: both tables would grow with every restart.
 -- KEYS: epoch, replicas, replicas' last signs of life, streams …
 -- ARGV: epoch, consumer group, a replica's silence in seconds, a consumer's in milliseconds.
@@ -222,7 +222,7 @@ end
 return 1
 end}
 
-redis.register_function{function_name = 'forage_6dd35fb4e187_publish', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_14773ca0010e_publish', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- A policy replaces the current one, unless its trainer was replaced and does not know it yet. Who watches learns of it.
 -- KEYS: epoch, policy, announced, served.  ARGV: epoch, policy.
 -- Refuses a trainer that was replaced and does not know it yet: KEYS[1] has the epoch of the latest, ARGV[1] the caller's.
@@ -240,7 +240,7 @@ redis.call('XADD', KEYS[4], 'MAXLEN', '1', '*', 'm', '')
 return 1
 end}
 
-redis.register_function{function_name = 'forage_6dd35fb4e187_read_replicas', flags = {'no-writes'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_14773ca0010e_read_replicas', flags = {'no-writes'}, callback = function(KEYS, ARGV)
 -- The policy that each replica serves, of those that gave a sign of life lately: replica, policy, …
 -- KEYS: replicas, replicas' last signs of life.  ARGV: silence in seconds.
 local found = {}
@@ -251,7 +251,7 @@ end
 return found
 end}
 
-redis.register_function{function_name = 'forage_6dd35fb4e187_reclaim', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_14773ca0010e_reclaim', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- Groups that another process of the trainer claimed, or whose delivery was lost, become this one's.
 -- KEYS: epoch, stream.  ARGV: epoch, consumer group, consumer, entry ids …  Returns the entries.
 -- Refuses a trainer that was replaced and does not know it yet: KEYS[1] has the epoch of the latest, ARGV[1] the caller's.
@@ -260,12 +260,12 @@ if tonumber(epoch or '0') > tonumber(ARGV[1]) then return redis.error_reply('FEN
 return redis.call('XCLAIM', KEYS[2], ARGV[2], ARGV[3], 0, unpack(ARGV, 4))
 end}
 
-redis.register_function{function_name = 'forage_6dd35fb4e187_reject', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_14773ca0010e_reject', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- An entry that nobody can use leaves its stream; a copy is kept for diagnosis. A repeated call changes nothing. Returns
 -- the name of the file that it refers to, if it does.
 -- KEYS: stream, rejected, files that entries of the stream refer to, epoch (of a trainer alone).
 -- ARGV: consumer group, entry id, content, copies kept, epoch.
-if KEYS[4] then -- as fence.lua; a worker is not replaced
+if KEYS[4] then -- as `fence`; a worker is not replaced
   local epoch = redis.call('GET', KEYS[4])
   if tonumber(epoch or '0') > tonumber(ARGV[5]) then return redis.error_reply('FENCED ' .. epoch) end
 end
@@ -283,7 +283,7 @@ redis.call('HDEL', KEYS[3], ARGV[2])
 return {name}
 end}
 
-redis.register_function{function_name = 'forage_6dd35fb4e187_replace_shift', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_14773ca0010e_replace_shift', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- A shift replaces the one that the caller knows. Who watches learns of a new one, not of a sign of life.
 -- KEYS: shift, announced.  ARGV: the shift before, the shift, whether it is a new one.
 redis.call('XLEN', KEYS[2]) -- fails on a key of another type before anything is written
@@ -293,7 +293,7 @@ if ARGV[3] == '1' then redis.call('XADD', KEYS[2], 'MAXLEN', '1', '*', 'm', '') 
 return 1
 end}
 
-redis.register_function{function_name = 'forage_6dd35fb4e187_set_shift', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_14773ca0010e_set_shift', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- Who works on shared GPUs, unless its trainer was replaced and does not know it yet. Who watches learns of it.
 -- KEYS: epoch, shift, announced.  ARGV: epoch, shift.
 -- Refuses a trainer that was replaced and does not know it yet: KEYS[1] has the epoch of the latest, ARGV[1] the caller's.
@@ -305,7 +305,7 @@ redis.call('XADD', KEYS[3], 'MAXLEN', '1', '*', 'm', ARGV[1])
 return 1
 end}
 
-redis.register_function{function_name = 'forage_6dd35fb4e187_touch', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
+redis.register_function{function_name = 'forage_14773ca0010e_touch', flags = {'allow-oom'}, callback = function(KEYS, ARGV)
 -- A write of its own, for which replicas are waited for: the write before it may have been one of another connection.
 -- KEYS: writes.
 return redis.call('INCR', KEYS[1])

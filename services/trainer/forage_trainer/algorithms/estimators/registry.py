@@ -70,7 +70,7 @@ def estimate_advantages(rewards: Rewards, settings: AlgorithmSettings) -> Advant
     numbers = [rewards.token_rewards[mask], rewards.whole_rewards]
     numbers.append(torch.tensor([value for turns in rewards.turn_rewards for value in turns.values()]))
     if not all(part.isfinite().all() for part in numbers):
-        raise ValueError("a reward is NaN or infinite: trajectories with such a score are invalid (data/selection.py)")
+        raise ValueError("a reward is NaN or infinite: trajectories with such a score are invalid (data/tensors.py)")
     if rewards.values is not None and (bad := (mask & ~rewards.values.isfinite()).nonzero()).numel():
         row, token = bad[0].tolist()
         name = f"trajectory {rewards.ids[row]}" if rewards.ids else f"row {row} of group {rewards.uids[row]}"

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
-from upath import UPath
 
-from forage_console.reading.files import Row, describe
 from forage_runtime.settings import Settings
 from forage_runtime.text.redaction import redact_settings
 
@@ -30,8 +28,8 @@ class RunSettings:
         problem: why it cannot be read.
     """
 
-    tree: Row = field(default_factory=dict)
-    flat: Row = field(default_factory=dict)
+    tree: dict[str, Any] = field(default_factory=dict)
+    flat: dict[str, Any] = field(default_factory=dict)
     problem: str | None = None
 
     @property
@@ -67,7 +65,7 @@ class _Missing:
     """The default of a setting that this version does not have."""
 
 
-def read_settings(file: UPath) -> RunSettings:
+def read_settings(file: Path) -> RunSettings:
     """Read the settings of a run; never an error."""
     try:
         with file.open("rb") as stream:
@@ -83,7 +81,7 @@ def read_settings(file: UPath) -> RunSettings:
     except FileNotFoundError:
         return RunSettings()  # `forage up` writes it; a trainer that was started by itself, as in a container, does not
     except OSError as error:
-        return RunSettings(problem=describe(file, error))
+        return RunSettings(problem=f"{_UNREADABLE}: {error.strerror or error}")
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:  # `!!bool x`, `!!int ""`
         line = getattr(getattr(error, "problem_mark", None), "line", None)
         where = f" (line {line + 1})" if line is not None else ""
@@ -91,7 +89,7 @@ def read_settings(file: UPath) -> RunSettings:
 
 
 @cache
-def _read_defaults() -> Row:
+def _read_defaults() -> dict[str, Any]:
     return dict(_flatten(_clean(Settings().model_dump(mode="json"), [_MOST_VALUES])))
 
 
@@ -107,7 +105,7 @@ def _clean(value: Any, budget: list[int]) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def _flatten(tree: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in tree.items():
         if isinstance(value, dict) and value:
             yield from _flatten(value, f"{prefix}{name}.")
