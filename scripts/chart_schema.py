@@ -392,6 +392,9 @@ def generate_schema() -> dict[str, Any]:
     definitions: dict[str, Any] = schema.pop("$defs")
     # The settings also accept a plain path here: see TrainFile._bare, which Pydantic's schema does not show.
     definitions["TrainFile"] = {"anyOf": [{"type": "string"}, definitions["TrainFile"]]}
+    # So does a route, see `RewardRoute`: one reward in place of a list.
+    route = definitions["RewardSettings"]["properties"]["routes"]
+    route["additionalProperties"] = {"anyOf": [{"$ref": "#/definitions/RewardPart"}, route["additionalProperties"]]}
     # Helm reads YAML 1.1, where the key `n:` means `false:`; the chart accepts both (_settings.tpl).
     rollout = definitions["RolloutSettings"]["properties"]
     rollout["false"] = rollout["n"]

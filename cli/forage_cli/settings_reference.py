@@ -140,7 +140,8 @@ def _item_sections(annotation: Any) -> Iterator[tuple[str, type[Section]]]:
         if isinstance(part, type) and issubclass(part, Section):
             yield ("<name>" if get_origin(annotation) is dict else "<n>"), part
         else:
-            yield from _item_sections(part)
+            for place, section in _item_sections(part):
+                yield ("<name>" if get_origin(annotation) is dict else place), section
 
 
 def _type_name(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:

@@ -3,7 +3,7 @@
 rollout:
   environments:
     knowledge_graph:
-      path: examples/knowledge_graph/environment.py
+      name: examples/knowledge_graph/environment.py:KnowledgeGraph
       network: true
       params: {address: "127.0.0.1:18640"}
 """

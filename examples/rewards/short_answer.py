@@ -2,7 +2,7 @@
 
 reward:
   user:
-    short_answer: {path: examples/rewards/short_answer.py, timeout_s: 1}
+    short_answer: {function: examples/rewards/short_answer.py:score, timeout_s: 1}
   routes:
     nq: {name: short_answer, params: {penalty: 0.1}}
 """

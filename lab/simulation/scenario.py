@@ -145,7 +145,7 @@ class Scenario:
                     "batch_timeout_s": 180.0,
                     "straggler_timeout_s": self.straggler_s,
                     "rollout_data_freq": 0,
-                    "guards": {"non_finite": {"action": "rollback"}, "max_rollbacks": 10},
+                    "guards": {"max_rollbacks": 10},
                     "algorithm": {"filter_groups": self.max_refills > 0},
                     "actor": {"ppo_mini_batch_size": self.batch_size},
                 },

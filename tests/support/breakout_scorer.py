@@ -11,7 +11,7 @@ from forage_proto.v1 import reward_pb2, trajectory_pb2
 from forage_reward.isolation.user_rewards import UserRewards
 from forage_reward.registry import REWARDS
 from forage_reward.router import RewardRouter
-from forage_runtime.settings import RewardRoute, UserReward
+from forage_runtime.settings import RewardPart, UserReward
 from forage_runtime.settings.security import Sandbox
 
 Score = Callable[..., trajectory_pb2.Score]
@@ -155,9 +155,9 @@ def write_code(folder: Path) -> Path:
 
 
 def open_scorer(code: Path, targets: Targets, mode: Sandbox, **options: object) -> tuple[UserRewards, Score]:
-    reward = UserReward(path=code, **{"timeout_s": 300.0, "memory_mib": 512, **options})  # type: ignore[arg-type]
+    reward = UserReward(function=f"{code}:score", **{"timeout_s": 300.0, "memory_mib": 512, **options})  # type: ignore[arg-type]
     user = UserRewards({"mine": reward}, REWARDS, mode)
-    router = RewardRouter({"a": RewardRoute(name="mine", params=dict(targets.params))}, user.rewards)
+    router = RewardRouter({"a": (RewardPart(name="mine", params=dict(targets.params)),)}, user.rewards)
 
     def score(order: str) -> trajectory_pb2.Score:
         item = reward_pb2.ScoreItem(

@@ -34,7 +34,7 @@ IN_REWARD = ("algorithm.use_kl_in_reward=true", "actor.use_kl_loss=false", "algo
 GAE, RLOO, PLUS_PLUS, MULTITURN = (
     f"algorithm.adv_estimator={name}" for name in ("gae", "rloo", "reinforce_plus_plus", "grpo_multiturn")
 )
-SPLIT = ("actor.ppo_mini_batch_size=4", "actor.ppo_epochs=2", "critic.ppo_mini_batch_size=4", "critic.ppo_epochs=2")
+SPLIT = ("actor.ppo_mini_batch_size=4", "actor.ppo_epochs=2")
 RECIPES: dict[str, tuple[str, ...]] = {
     **{f"grpo-{mode}": (f"actor.loss_agg_mode={mode}", "actor.loss_scale_factor=50") for mode in AGGREGATIONS},
     "grpo-without-std": ("algorithm.norm_adv_by_std_in_grpo=false", *SPLIT),
@@ -47,9 +47,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
     **{f"rloo-{mode}": (RLOO, f"actor.loss_agg_mode={mode}") for mode in AGGREGATIONS[:3]},
     "reinforce++": (PLUS_PLUS, *IN_REWARD),
     "reinforce++-split": (PLUS_PLUS, "algorithm.gamma=0.9", "algorithm.rollout_correction.mode=decoupled", *SPLIT),
-    **{
-        f"gae-{mode}": (GAE, f"critic.loss_agg_mode={mode}", f"actor.loss_agg_mode={mode}") for mode in AGGREGATIONS[:3]
-    },
+    **{f"gae-{mode}": (GAE, f"actor.loss_agg_mode={mode}") for mode in AGGREGATIONS[:3]},
     "gae-split": (GAE, "algorithm.lam=0.9", *IN_REWARD, *SPLIT),
 }
 
@@ -216,10 +214,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def build(model: Path, tmp_path: Path) -> Callable[..., Bench]:
     def make(*overrides: str) -> Bench:
-        limits = [f"trainer.{one}.ppo_max_token_len_per_gpu={LONGEST}" for one in ("actor", "critic")]
+        limit = f"trainer.actor.ppo_max_token_len_per_gpu={LONGEST}"
         rates = ["trainer.actor.optim.lr=1e-3", "trainer.critic.optim.lr=1e-3", "trainer.threads=1"]
         chosen = [f"trainer.{override}" for override in overrides]
-        return Bench(load_settings(None, [f"model.path={model}", *limits, *rates, *chosen], {}), tmp_path)
+        return Bench(load_settings(None, [f"model.path={model}", limit, *rates, *chosen], {}), tmp_path)
 
     return make
 

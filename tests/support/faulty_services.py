@@ -30,7 +30,7 @@ from forage_runtime.clients.reward import RewardClient
 from forage_runtime.settings import (
     RedisSettings,
     RetrieverSettings,
-    RewardRoute,
+    RewardPart,
     RewardSettings,
     RolloutSettings,
     Settings,
@@ -154,7 +154,7 @@ def make_parts(faulty_retriever: FaultyRetriever, codec: FileTokenizer, free_add
         settings = Settings(
             redis=redis or RedisSettings(),
             retriever=RetrieverSettings(http_address=faulty_retriever.address),
-            reward=RewardSettings(grpc_address=reward, routes={"s": RewardRoute(name="em")}),
+            reward=RewardSettings(grpc_address=reward, routes={"s": (RewardPart(name="em"),)}),
             rollout=RolloutSettings(**{**limits, **rollout}),
         )
         retriever = RetrieverClient(faulty_retriever.address, settings.rollout.retrieve_timeout_s)

@@ -72,7 +72,7 @@ def _answers(address: str) -> bool:
 async def run(engine: ScriptedEngine, graph: str, reward: str, timeout_s: float = 300.0) -> Trajectory:
     """The trajectory of a policy that says what the engine says, over a graph server and a reward service."""
     params = {"address": graph, "timeout_s": timeout_s}
-    route = EnvironmentRoute(path=EXAMPLE / "environment.py", network=True, params=params)
+    route = EnvironmentRoute(name=f"{EXAMPLE}/environment.py:KnowledgeGraph", network=True, params=params)
     rollout = RolloutSettings(
         **SIZES, max_turns=8, environments={"knowledge_graph": route}, engine=EngineSettings(max_model_len=9999)
     )

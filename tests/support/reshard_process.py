@@ -26,8 +26,6 @@ OPTIONS = [
     "trainer.actor.optim.lr=1e-3",
     "trainer.actor.optim.lr_warmup_steps=10",
     "trainer.actor.kl_loss_coef=0.3",
-    "trainer.critic.ppo_mini_batch_size=2",
-    "trainer.critic.ppo_max_token_len_per_gpu=120",
     "trainer.critic.optim.lr=1e-3",
 ]
 NUMBERS = ("loss", "grad_norm", "lr", "critic/vf_loss", "critic/grad_norm", "critic/lr")

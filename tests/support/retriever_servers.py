@@ -57,8 +57,8 @@ async def serve_shard(index: Index, address: str, max_waiting: int = 1000) -> As
 @asynccontextmanager
 async def serve_merger(*addresses: str, mode: RetrievalMode = RetrievalMode.BM25) -> AsyncIterator[Retrieval]:
     """A retrieval over the retrievers at these addresses."""
-    settings = RetrieverSettings(mode=mode, shards=addresses, max_waiting=100)
-    merged = Front(Settings(retriever=settings), Health())
+    settings = RetrieverSettings(mode=mode, shards=addresses)
+    merged = Front(Settings(retriever=settings), Health(), max_waiting=100)
     core = Retrieval(DEFAULT_TOPK, LONG_S)
     core.set_source(merged)
     await asyncio.wait_for(merged.start(), WAIT_S)

@@ -31,7 +31,9 @@ def start_shared(free_address: Callable[[], str], tmp_path_factory: pytest.TempP
             *overrides,
         ]
         if user_timeout_s:
-            arguments.append(f"reward.user.mine={{path: {CODE}, timeout_s: {user_timeout_s}, memory_mib: 256}}")
+            arguments.append(
+                f"reward.user.mine={{function: {CODE}:score, timeout_s: {user_timeout_s}, memory_mib: 256}}"
+            )
             arguments.append("reward.routes.user={name: mine}")
         with (folder / "log").open("w") as log:
             process = subprocess.Popen(
@@ -58,11 +60,13 @@ def service(start_shared: StartReward) -> Service:
     Tests compare its metrics before and after.
     """
     return start_shared(
-        "reward.routes.composed={components: [{name: em, weight: 2.0, params: {score: 0.5}}, {name: f1}]}",
-        "reward.shadow.composed={name: subem}",
+        "reward.routes.composed=[{name: em, weight: 2.0, params: {score: 0.5}}, {name: f1}]",
+        "reward.routes.second={name: subem}",
+        "reward.shadow.composed=second",
         "reward.routes.shadowed={name: em}",
-        "reward.shadow.shadowed={name: em, params: {score: 5.0}}",
-        f"reward.user.hurried={{path: {CODE}, timeout_s: 5, memory_mib: 256}}",
+        "reward.routes.fivefold={name: em, params: {score: 5.0}}",
+        "reward.shadow.shadowed=fivefold",
+        f"reward.user.hurried={{function: {CODE}:score, timeout_s: 5, memory_mib: 256}}",
         "reward.routes.hurried={name: hurried}",
         user_timeout_s=300,
     )

@@ -32,10 +32,7 @@ OPTIONS = [
     "trainer.actor.optim.clip_grad=1e9",
     "trainer.actor.kl_loss_coef=0.3",
     "trainer.actor.entropy_coeff=0.02",
-    "trainer.critic.ppo_mini_batch_size=1",
-    "trainer.critic.ppo_max_token_len_per_gpu=120",
     "trainer.critic.optim.lr=1e-6",
-    "trainer.critic.optim.clip_grad=1e9",
 ]
 
 

@@ -18,7 +18,8 @@ from forage_cli.local.stack import SERVING, Program, list_waiting
 from forage_proto.v1.trajectory_pb2 import Policy
 from forage_runtime.clients.rollout import RolloutClient
 from forage_runtime.errors import UnavailableError, UserError
-from forage_runtime.settings import RewardRoute, Settings
+from forage_runtime.settings import Settings
+from forage_runtime.settings.reward import make_route
 
 _SWITCH_S = 300.0
 _POLL_S = 0.2
@@ -52,7 +53,7 @@ def prepare_settings(settings: Settings, methods: Sequence[Method], sources: Seq
     A data source without a reward is scored by `em`: the metric is exact match, whatever was trained on. The prompt of
     one-shot RAG holds passages, so a first prompt may be as long as a turn's context.
     """
-    routes = {source: RewardRoute(name="em") for source in sources} | settings.reward.routes
+    routes = {source: make_route("em") for source in sources} | settings.reward.routes
     rollout = settings.rollout
     if Method.RAG in methods:
         longest = max(rollout.max_start_length, rollout.max_prompt_length)

@@ -13,6 +13,7 @@ import yaml
 
 from forage_cli.migration.verl_file import is_unresolved
 from forage_runtime.errors import SettingsError
+from forage_runtime.settings.actor import POLICY_LOSSES
 from forage_runtime.settings.loading import check_settings
 from forage_runtime.settings.trainer import TrackerName
 from forage_runtime.text.yaml_core import CoreDumper
@@ -39,6 +40,7 @@ _SEARCH_R1_DEFAULTS: dict[str, Any] = {
     "trainer.actor.entropy_coeff": 0.001,
     "trainer.algorithm.state_masking": False,
 }
+_LOSS_ARGS = "trainer.actor.policy_loss.args."
 _MINI_BATCH = 256
 _MICRO_BATCH_TOKENS = 8192
 _LARGEST_DIVISOR = 10**5  # that is looked for: no batch is larger
@@ -95,6 +97,10 @@ def translate(values: Mapping[str, Any], source: str) -> str:
             converted, remark = _convert(row, key, value, given)
             settings |= converted
             left_out += [f"{key}={value}: {remark}"] if remark else []
+    mode = settings.get("trainer.actor.policy_loss.loss_mode", "vanilla")
+    for key in [key for key in settings if key.startswith(_LOSS_ARGS)]:
+        if (name := key.removeprefix(_LOSS_ARGS)) not in POLICY_LOSSES.get(mode, {}):
+            left_out.append(f"{name}={settings.pop(key)}: loss_mode {mode} does not take it")
     check_settings(_build_tree(settings))
     _complete(settings, given)
     tree = _build_tree(settings)
@@ -144,11 +150,10 @@ def _complete(settings: dict[str, Any], given: _Given) -> None:
     room = prompt + response
     settings.setdefault("rollout.engine.max_model_len", math.ceil(room / 16) * 16)
     longest = start + response * (turns + 1) + turns * observation
-    for model in ("actor", "critic") if settings["trainer.algorithm.adv_estimator"] == "gae" else ("actor",):
-        sizes = f"trainer.{model}.ppo_mini_batch_size", f"trainer.{model}.ppo_max_token_len_per_gpu"
-        if sizes[0] not in settings:
-            settings |= _mini_batch(min(_MINI_BATCH, given.batch), given, sizes[0])[0]
-        settings[sizes[1]] = max(int(settings.get(sizes[1], _MICRO_BATCH_TOKENS)), longest)
+    mini_batch, tokens = "trainer.actor.ppo_mini_batch_size", "trainer.actor.ppo_max_token_len_per_gpu"
+    if mini_batch not in settings:
+        settings |= _mini_batch(min(_MINI_BATCH, given.batch), given, mini_batch)[0]
+    settings[tokens] = max(int(settings.get(tokens, _MICRO_BATCH_TOKENS)), longest)
 
 
 def _prompt_length(value: int, given: _Given, ours: str) -> Outcome:

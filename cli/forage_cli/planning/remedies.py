@@ -10,7 +10,7 @@ from forage_cli.planning.plan import Plan, Request, make_plan
 from forage_cli.planning.retrieval.capacity import list_cheaper
 from forage_cli.planning.split import find_faster_split
 from forage_runtime.errors import SettingsError
-from forage_runtime.settings import AdvantageEstimator, Settings
+from forage_runtime.settings import Settings
 
 _UTILIZATIONS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 _LORA_RANK = 32
@@ -116,9 +116,8 @@ def _recompute(settings: Settings) -> Iterator[dict[str, object]]:
 
 
 def _sync_gradients(settings: Settings) -> Iterator[dict[str, object]]:
-    args = settings.trainer.engine.args
-    if args.get("use_no_sync_for_gradient_accumulation"):
-        yield {"trainer.engine.args": args | {"use_no_sync_for_gradient_accumulation": False}}
+    if settings.trainer.engine.args.get("use_no_sync_for_gradient_accumulation"):
+        yield {"trainer.engine.args.use_no_sync_for_gradient_accumulation": False}
 
 
 def _fuse(settings: Settings) -> Iterator[dict[str, object]]:
@@ -128,13 +127,10 @@ def _fuse(settings: Settings) -> Iterator[dict[str, object]]:
 
 def _shrink_micro_batches(settings: Settings) -> Iterator[dict[str, object]]:
     """Halve them, down to the longest trajectory, which cannot be divided."""
-    trainer = settings.trainer
-    has_critic = trainer.algorithm.adv_estimator is AdvantageEstimator.GAE
-    tokens, least = trainer.max_trajectory_length[0], settings.rollout.longest_trajectory
+    tokens, least = settings.trainer.actor.ppo_max_token_len_per_gpu, settings.rollout.longest_trajectory
     while tokens > least:
         tokens = max(least, tokens // 2)
-        changes: dict[str, object] = {"trainer.actor.ppo_max_token_len_per_gpu": tokens}
-        yield changes | ({"trainer.critic.ppo_max_token_len_per_gpu": tokens} if has_critic else {})
+        yield {"trainer.actor.ppo_max_token_len_per_gpu": tokens}
 
 
 def _offload_reference(settings: Settings) -> Iterator[dict[str, object]]:
@@ -144,7 +140,7 @@ def _offload_reference(settings: Settings) -> Iterator[dict[str, object]]:
 
 def _offload(settings: Settings) -> Iterator[dict[str, object]]:
     if not settings.trainer.engine.offload_policy:
-        yield {"trainer.engine.offload_policy": True}
+        yield {"trainer.engine.args.offload_policy": True}
 
 
 def _add_trainers(settings: Settings, plan: Plan) -> Iterator[dict[str, object]]:

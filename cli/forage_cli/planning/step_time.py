@@ -78,7 +78,7 @@ def estimate_step(
     scored = int(training.reads_old) + int(_has_reference(settings)) + int(training.has_critic)
     trained = epochs * passes
     if training.has_critic:
-        trained += settings.trainer.critic.ppo_epochs * (4 if training.is_recomputed else 3)
+        trained += epochs * (4 if training.is_recomputed else 3)
     return StepTime(
         prefill=prefill,
         decode=decode,

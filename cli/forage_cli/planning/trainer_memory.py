@@ -38,7 +38,6 @@ class Training:
     trained: int
     adapter: int
     tokens: int
-    critic_tokens: int
     width: int
     is_recomputed: bool
     is_fused: bool
@@ -66,7 +65,6 @@ def describe_training(settings: Settings, shape: Shape) -> Training:
         trained=adapter or shape.parameters,
         adapter=adapter,
         tokens=trainer.actor.ppo_max_token_len_per_gpu,
-        critic_tokens=trainer.critic.ppo_max_token_len_per_gpu,
         width=4 if engine.param_dtype == "fp32" else 2,
         is_recomputed=engine.enable_gradient_checkpointing is not False,
         is_fused=engine.use_fused_kernels is not False,
@@ -106,7 +104,7 @@ def list_moments(training: Training, shape: Shape) -> dict[str, list[Part]]:
         STEP: _list_optimizer_step(training),
     }
     if training.has_critic:
-        moments["the critic's backward pass"] = _list_layer_pass(training, shape, training.critic_tokens, "critic")
+        moments["the critic's backward pass"] = _list_layer_pass(training, shape, training.tokens, "critic")
     return moments
 
 

@@ -129,8 +129,9 @@ def main() -> None:
         "reward.workers=2",
         "reward.routes.nq={name: search_r1_format}",
         "reward.routes.user={name: hanging}",
-        "reward.shadow.nq={name: f1}",
-        f"reward.user.hanging={{path: {here.parent / 'hanging_reward.py'}, timeout_s: 2, memory_mib: 512}}",
+        "reward.routes.f1={name: f1}",
+        "reward.shadow.nq=f1",
+        f"reward.user.hanging={{function: {here.parent / 'hanging_reward.py'}:score, timeout_s: 2, memory_mib: 512}}",
     ]
     with run_reward_service(runs / "soak-reward.log", *overrides) as service:
         load, memory = asyncio.run(run_load(service, 60 * minutes))

@@ -67,7 +67,7 @@ def list_overrides(folder: Path, base: int) -> list[str]:
         "run.id=bench-rollout",
         f"model.path={root}/models/tiny-policy",
         f"reward.routes.{plan.DATA_SOURCE}={{name: search_r1_format}}",
-        f"rollout.environments.{plan.DATA_SOURCE}={{path: {HERE}/spread_environment.py}}",
+        f"rollout.environments.{plan.DATA_SOURCE}={{name: {HERE}/spread_environment.py:Spread}}",
         f"rollout.engine.max_num_seqs={SLOTS}",
         "rollout.engine.max_model_len=768",
         f"rollout.max_turns={plan.MAX_TURNS - 1}",
@@ -252,7 +252,7 @@ def main() -> None:
         service = stack.enter_context(start_rollout_service(settings, spinner))
         spinner.update("starting the in-process engine")
         # Requests of one priority are taken as they came, so that this engine has both orders.
-        by_priority = [*common, "rollout.engine.scheduling=priority"]
+        by_priority = [*common, "rollout.engine.args.scheduling_policy=priority"]
         engine = stack.enter_context(start_in_process(by_priority, logs / "in_process.log"))
         bench = Bench(service, engine, retriever, prompts)
         spinner.update("warming up")

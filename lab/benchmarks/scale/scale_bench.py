@@ -233,8 +233,8 @@ def list_overrides(folder: Path, base: int, agents: int, dispatchers: int, engin
         "rollout.engine.max_model_len=4096",
         f"rollout.engine.max_num_seqs={slots}",
         f"rollout.engine_replicas={{min: {engines}, max: {engines}}}",
-        f"rollout.agent_replicas={{min: {agents}, max: {agents}}}",
-        f"rollout.dispatcher_replicas={{min: {dispatchers}, max: {dispatchers}}}",
+        f"rollout.max_agents={agents}",
+        f"rollout.max_dispatchers={dispatchers}",
     ]
 
 

@@ -15,10 +15,8 @@ def list_training_checks(settings: Settings) -> Iterator[Check]:
     yield partial(_check_trainable, settings)
     yield partial(_check_samples, settings)
     yield partial(_check_warmup, settings)
-    has_critic = settings.trainer.algorithm.adv_estimator is AdvantageEstimator.GAE
-    for model in ("actor", "critic") if has_critic else ("actor",):
-        yield partial(_check_batches, settings, model)
-    if has_critic:
+    yield partial(_check_batches, settings)
+    if settings.trainer.algorithm.adv_estimator is AdvantageEstimator.GAE:
         yield partial(_check_critic, settings)
     # Below 0.01, down to 0.00001, vLLM samples at 0.01 whatever it is asked for; below that it is greedy.
     rollout = settings.rollout
@@ -54,12 +52,11 @@ def _check_warmup(settings: Settings) -> None:
         )
 
 
-def _check_batches(settings: Settings, model: str) -> None:
-    size, batch = getattr(settings.trainer, model).ppo_mini_batch_size, settings.data.train_batch_size
+def _check_batches(settings: Settings) -> None:
+    size, batch = settings.trainer.actor.ppo_mini_batch_size, settings.data.train_batch_size
     if batch % size:
         raise SettingsError(
-            f"trainer.{model}.ppo_mini_batch_size = {size} must divide data.train_batch_size = {batch}: "
-            "choose a divisor"
+            f"trainer.actor.ppo_mini_batch_size = {size} must divide data.train_batch_size = {batch}: choose a divisor"
         )
 
 
@@ -84,14 +81,14 @@ def _check_sampling(name: str, given: float, needed: float, is_right: bool) -> N
 def _check_trajectory_length(settings: Settings) -> None:
     """The longest trajectory must fit into a micro-batch, which verl cannot split."""
     rollout = settings.rollout
-    longest, (limit, name) = rollout.longest_trajectory, settings.trainer.max_trajectory_length
-    models = "the critic takes" if "critic" in name else "the actor and the reference policy take"
+    longest, limit = rollout.longest_trajectory, settings.trainer.actor.ppo_max_token_len_per_gpu
     if longest > limit:
         raise SettingsError(
             f"a trajectory may have {longest} tokens (rollout: max_start_length {rollout.max_start_length}, "
             f"{rollout.max_turns + 1} generations of {rollout.max_response_length}, "
-            f"{rollout.max_turns} observations of {rollout.max_obs_length}), and {name} = {limit} "
-            f"is the most that {models}: raise it to {longest}, or make trajectories shorter"
+            f"{rollout.max_turns} observations of {rollout.max_obs_length}), and "
+            f"trainer.actor.ppo_max_token_len_per_gpu = {limit} is the most that a micro-batch takes: "
+            f"raise it to {longest}, or make trajectories shorter"
         )
 
 

@@ -1,4 +1,4 @@
-"""Loads Python code of the user's own that a setting names: FILE.py:NAME, MODULE:NAME, or all of a file.
+"""Loads Python code of the user's own that a setting names: FILE.py:NAME or MODULE:NAME.
 
 The caller names the setting before the error's sentence, checks what was loaded, and chooses the process: foreign code
 runs while it is loaded. Confined processes import this module, so it imports nothing large.
@@ -39,16 +39,6 @@ def load_object(source: str) -> Any:
         if not hasattr(module, name):
             raise UserCodeError(f"'{source}' cannot be loaded: {place} has no '{name}': define it, or name another")
         return getattr(module, name)
-
-
-def load_file(path: Path) -> ModuleType:
-    """Load a Python file, once a process.
-
-    Raises:
-        UserCodeError: there is no such file, or it raised.
-    """
-    with name_errors(str(path)):
-        return _import_file(path)
 
 
 @contextmanager

@@ -7,18 +7,17 @@ import os
 from importlib.metadata import entry_points
 
 
-def find_files(path: str, entry_point: str, group: str = "") -> tuple[str, ...]:
+def find_files(source: str, group: str = "") -> tuple[str, ...]:
     """The files and folders that loading the code reads, without running any of it; empty where there are none.
 
     Args:
-        path: a Python file, or empty.
-        entry_point: module:attribute, or a name in a group of entry points.
+        source: FILE.py:NAME, MODULE:NAME, or a name in a group of entry points.
     """
-    if path:
-        return (os.path.realpath(path),)
-    module = entry_point.partition(":")[0]
-    if ":" not in entry_point:
-        named = [point.module for point in entry_points(group=group) if point.name == entry_point]
+    module, colon, _ = source.rpartition(":")
+    if module.endswith(".py"):
+        return (os.path.realpath(module),)
+    if not colon:
+        named = [point.module for point in entry_points(group=group) if point.name == source]
         module = named[0] if named else ""
     top = module.partition(".")[0]
     try:

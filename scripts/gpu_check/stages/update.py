@@ -28,7 +28,7 @@ NOT_ALLOCATED = ("CUDA and NCCL", "fragmentation")
 COMMON = ("trainer.actor.ppo_mini_batch_size=2", "trainer.actor.optim.clip_grad=1e9", "data.train_batch_size=2",
           "trainer.actor.entropy_coeff=0.001")  # fmt: skip
 GRPO = ("trainer.algorithm.adv_estimator=grpo", "trainer.actor.use_kl_loss=true")
-PPO = ("trainer.algorithm.adv_estimator=gae", "trainer.actor.use_kl_loss=false", "trainer.critic.ppo_mini_batch_size=2")
+PPO = ("trainer.algorithm.adv_estimator=gae", "trainer.actor.use_kl_loss=false")
 
 
 @dataclass(frozen=True)

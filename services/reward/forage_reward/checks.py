@@ -19,9 +19,8 @@ def list_checks(settings: Settings) -> Iterator[Check]:
     """List the checks that take no other process: a start makes these, and then loads your functions to keep them."""
     yield from list_common_checks(settings, "reward service", "reward")
     known = {**REWARDS, **{name: _stand_in(name) for name in settings.reward.user}}
-    for section, routes in (("routes", settings.reward.routes), ("shadow", settings.reward.shadow)):
-        for source, route in routes.items():
-            yield partial(resolve_route, route, known, f"reward.{section}.{source}")
+    for source, route in settings.reward.routes.items():
+        yield partial(resolve_route, route, known, f"reward.routes.{source}")
 
 
 def list_all_checks(settings: Settings) -> Iterator[Check]:

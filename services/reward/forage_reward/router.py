@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,7 +19,8 @@ from forage_reward.rewards import math as math_reward
 from forage_reward.score import Component, Score, Status, sum_components, withhold_score
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 from forage_reward.wire import InvalidItemError, read_truth, read_view, to_proto
-from forage_runtime.settings import RewardComponent, RewardRoute
+from forage_runtime.settings import RewardRoute
+from forage_runtime.settings.reward import join_titles
 from forage_runtime.telemetry.logs import get_logger
 
 FAILURES = Counter(
@@ -69,9 +70,7 @@ class RewardRouter:
             source: resolve_route(route, self.rewards, f"{where}.{source}") for source, route in routes.items()
         }
         self._blocking = {
-            source
-            for source, route in routes.items()
-            if any(self.rewards[part.name].blocking for part in _list_parts(route))
+            source for source, route in routes.items() if any(self.rewards[part.name].blocking for part in route)
         }
         validation = registry.bind_reward(VALIDATION, {}, "validation")
         self._validation = guard_scorer(VALIDATION, validation)
@@ -117,18 +116,19 @@ def resolve_route(route: RewardRoute, rewards: Mapping[str, AnyReward], where: s
     Raises:
         SettingsError: it names an unknown reward or parameter.
     """
-    if route.components is None:
-        scorer = registry.bind_reward(route.name, route.params, where, rewards)
-        equal = math_reward.EQUAL if route.name == math_reward.NAME else ""
-        return _Route(route.name, guard_scorer(route.name, scorer), equal)
+    if len(route) == 1 and route[0].is_plain:
+        (only,) = route
+        scorer = registry.bind_reward(only.name, only.params, where, rewards)
+        equal = math_reward.EQUAL if only.name == math_reward.NAME else ""
+        return _Route(only.name, guard_scorer(only.name, scorer), equal)
     parts = []
-    for index, part in enumerate(route.components):
-        scorer = registry.bind_reward(part.name, part.params, f"{where}.components.{index}", rewards)
-        parts.append(Part(part.label or part.name, part.weight, guard_scorer(part.name, scorer)))
+    for index, part in enumerate(route):
+        scorer = registry.bind_reward(part.name, part.params, f"{where}.{index}", rewards)
+        parts.append(Part(part.title, part.weight, guard_scorer(part.name, scorer)))
     # The sum of finite parts can still be infinite, so it needs its own guard.
-    labels = (part.label or part.name for part in route.components if part.name == math_reward.NAME)
-    equal = next((f"{label}.{math_reward.EQUAL}" for label in labels), "")
-    return _Route(route.title, guard_scorer(route.title, compose_scorers(route.title, parts)), equal)
+    titles = (part.title for part in route if part.name == math_reward.NAME)
+    equal, whole = next((f"{title}.{math_reward.EQUAL}" for title in titles), ""), join_titles(route)
+    return _Route(whole, guard_scorer(whole, compose_scorers(whole, parts)), equal)
 
 
 def _validate_by_math(own: Score, equal: str, em: Score) -> Score:
@@ -162,10 +162,6 @@ def guard_scorer(reward: str, scorer: Scorer) -> Scorer:
         return result
 
     return score
-
-
-def _list_parts(route: RewardRoute) -> Sequence[RewardComponent | RewardRoute]:
-    return route.components if route.components is not None else (route,)
 
 
 def _build_refusal(item: reward_pb2.ScoreItem, result: Score) -> RoutedScore:

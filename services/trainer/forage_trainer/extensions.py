@@ -66,7 +66,7 @@ def check_functions(settings: Settings) -> None:
     """
     named = {
         "trainer.algorithm.estimator": settings.trainer.algorithm.estimator,
-        "trainer.actor.policy_loss.function": settings.trainer.actor.policy_loss.function,
+        "trainer.actor.policy_loss.loss_mode": settings.trainer.actor.policy_loss.function,
         "data.sampler": settings.data.sampler,
     }
     for setting, source in named.items():

@@ -31,7 +31,7 @@ def server(encoder: Encoder) -> Iterator[Server]:
 
 
 def test_a_remote_encoder_gives_the_vectors_of_its_endpoint_in_order(server: Server, encoder: Encoder) -> None:
-    remote = create_encoder(RetrieverSettings(encoder=EncoderSettings(url=server.url + "/")))
+    remote = create_encoder(RetrieverSettings(encoder=EncoderSettings(model=server.url + "/")))
     assert (remote.model, remote.convention.name) == ("sentence-transformers/all-MiniLM-L6-v2", "minilm")
     assert (remote.dimension, remote.precision, remote.family) == (encoder.dimension, "remote", "")
     done: list[int] = []
@@ -81,7 +81,7 @@ def test_replies_that_violate_the_protocol_are_refused(server: Server) -> None:
 def test_an_address_without_a_server_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    with pytest.raises(UserError, match=rf"retriever.encoder.url {url} serves no encoder .*start text-embeddings"):
+    with pytest.raises(UserError, match=rf"retriever.encoder.model {url} serves no encoder .*start text-embeddings"):
         RemoteEncoder(url, "auto", 1, start_s=0.5)
 
 

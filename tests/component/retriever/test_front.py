@@ -201,6 +201,6 @@ async def test_a_new_index_of_a_shard_invalidates_cached_answers(
 
 
 async def test_a_front_refuses_settings_that_need_a_corpus() -> None:
-    settings = RetrieverSettings(shards=("127.0.0.1:1",), rerank=RerankSettings(url="http://127.0.0.1:2"))
+    settings = RetrieverSettings(shards=("127.0.0.1:1",), rerank=RerankSettings(model="http://127.0.0.1:2"))
     with pytest.raises(SettingsError, match="rerank in the shards"):
         Front(Settings(retriever=settings), Health())

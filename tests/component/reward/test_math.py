@@ -14,7 +14,7 @@ from forage_reward.registry import bind_reward
 from forage_reward.router import RewardRouter
 from forage_reward.score import Score, Status
 from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
-from forage_runtime.settings import RewardRoute
+from forage_runtime.settings import RewardSettings
 
 ROWS = [json.loads(line) for line in (Path(__file__).parents[2] / "data/reward/math.jsonl").open()]
 
@@ -41,8 +41,8 @@ def test_a_percentage_is_the_number_or_the_fraction_but_never_both() -> None:
 def test_a_route_with_math_validates_by_it_with_exact_match_beside_it(composed: bool) -> None:
     own = {"name": "math", "params": {"timeout_s": 300.0, "format_score": 0.5}}
     parts = [{**own, "label": "m", "weight": 0.3}, {"name": "f1"}]
-    route = RewardRoute.model_validate({"components": parts} if composed else own)
-    router = RewardRouter({"gsm8k": route})
+    route = RewardSettings.model_validate({"routes": {"gsm8k": parts if composed else own}}).routes
+    router = RewardRouter(route)
     seen = {}
     for answer in ("27", "-27", "\\frac{54}{2}", None):
         text = "no answer" if answer is None else f"<answer>{answer}</answer>"

@@ -14,6 +14,7 @@ from reward_process import Service, assert_sigterm_finishes_calls, build_batch, 
 from waiting import WAIT_S, wait_until
 
 from forage_proto.v1 import reward_pb2, reward_pb2_grpc, trajectory_pb2
+from forage_reward.serve.server import MOST_IN_PROGRESS
 from forage_reward.serve.shadow import MOST_WAITING
 
 StartReward = Callable[..., Service]
@@ -67,7 +68,7 @@ def test_describe_lists_parameters_uses_and_the_configuration_digest(service: Se
     assert parameters == {"score": ("float", "1.0"), "format_score": ("float", "0.0")}
     use = next(use for use in rewards["em"].uses if use.data_source == "composed")
     assert (use.component, use.weight, use.params["score"].number, use.shadow) == ("em", 2.0, 0.5, False)
-    assert [(use.data_source, use.shadow) for use in rewards["subem"].uses] == [("composed", True)]
+    assert [(use.data_source, use.shadow) for use in rewards["subem"].uses] == [("second", False), ("composed", True)]
     assert (rewards["mine"].user, rewards["em"].user) == (True, False)
     one = stub.Describe(reward_pb2.DescribeRequest(name="f1"), timeout=WAIT_S)
     assert [reward.name for reward in one.rewards] == ["f1"]
@@ -79,14 +80,14 @@ def test_describe_lists_parameters_uses_and_the_configuration_digest(service: Se
 
 
 def test_a_full_queue_refuses_with_resource_exhausted_and_recovers(start: StartReward) -> None:
-    service = start("reward.max_queue=4", user_timeout_s=300)
+    service, most = start(user_timeout_s=300), MOST_IN_PROGRESS
     stub = service.open_stub()
-    slow = stub.Score.future(build_batch(4, source="user", target="hang"), timeout=WAIT_S)
-    wait_until(lambda: service.read_metric("forage_reward_queue_items") == 4.0, "the slow call was not queued")
+    slow = stub.Score.future(build_batch(most, source="user", target="hang"), timeout=WAIT_S)
+    wait_until(lambda: service.read_metric("forage_reward_queue_items") == most, "the slow call was not queued")
     with pytest.raises(grpc.RpcError) as caught:
         stub.Score(build_batch(1), timeout=WAIT_S)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "4 trajectories are queued, the limit is 4" in caught.value.details()
+    assert f"{most} trajectories are queued, the limit is {most}" in caught.value.details()
     slow.cancel()
     wait_until(lambda: service.read_metric("forage_reward_queue_items") == 0.0, "the queue stays full")
     assert len(stub.Score(build_batch(100), timeout=WAIT_S).items) == 100  # an empty queue admits a batch of any size
@@ -119,7 +120,7 @@ def score_user(stub: reward_pb2_grpc.RewardStub, order: str) -> trajectory_pb2.S
 
 
 def test_sigterm_finishes_calls_in_flight_and_leaves_no_process(start: StartReward) -> None:
-    assert_sigterm_finishes_calls(start("reward.shadow.nq={name: f1}", user_timeout_s=4))
+    assert_sigterm_finishes_calls(start("reward.routes.f1={name: f1}", "reward.shadow.nq=f1", user_timeout_s=4))
 
 
 def test_workers_start_where_the_folder_of_temporary_files_has_a_long_path(
@@ -147,7 +148,7 @@ def test_a_shadow_is_in_the_metrics_and_never_in_a_reply(service: Service) -> No
 
 
 def test_a_shadow_that_cannot_keep_up_drops_and_counts_trajectories(start: StartReward) -> None:
-    service = start("reward.shadow.nq={name: mine}", user_timeout_s=300)
+    service = start("reward.shadow.nq=user", user_timeout_s=300)
     count = MOST_WAITING + 30
     assert len(service.open_stub().Score(build_batch(count, target="hang"), timeout=WAIT_S).items) == count
     dropped = service.read_metric("forage_reward_shadow_dropped_total")

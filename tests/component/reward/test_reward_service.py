@@ -95,7 +95,7 @@ def test_a_client_lists_the_data_sources_that_have_a_reward(service: Service) ->
         finally:
             await client.close()
 
-    assert asyncio.run(ask()) == {"world_facts", "nq", "composed", "shadowed", "user", "hurried"}
+    assert asyncio.run(ask()) == {"world_facts", "nq", "composed", "second", "shadowed", "fivefold", "user", "hurried"}
 
 
 def explain(service: Service, item: reward_pb2.ScoreItem, score: trajectory_pb2.Score) -> str:

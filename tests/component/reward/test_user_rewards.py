@@ -18,7 +18,7 @@ from forage_reward.router import RewardRouter
 from forage_reward.trajectory import Action, GroundTruth, Role, Span, TrajectoryView, Turn
 from forage_reward.wire import build_item, read_truth, read_view
 from forage_runtime.errors import SettingsError
-from forage_runtime.settings import RewardComponent, RewardRoute, UserReward
+from forage_runtime.settings import RewardPart, UserReward
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 CODE = REPOSITORY / "tests/data/reward/user_reward.py"
@@ -27,9 +27,9 @@ OK, INTERNAL, TIMEOUT = trajectory_pb2.STATUS_OK, trajectory_pb2.STATUS_INTERNAL
 
 @pytest.fixture(scope="module")
 def router() -> Iterator[RewardRouter]:
-    user = UserRewards({"mine": UserReward(path=CODE, timeout_s=300.0, memory_mib=256)}, REWARDS)
-    parts = (RewardComponent(name="em"), RewardComponent(name="mine", weight=2.0))
-    routes = {"a": RewardRoute(name="mine", params={"extra": 0.25}), "both": RewardRoute(components=parts)}
+    user = UserRewards({"mine": UserReward(function=f"{CODE}:score", timeout_s=300.0, memory_mib=256)}, REWARDS)
+    parts = (RewardPart(name="em"), RewardPart(name="mine", weight=2.0))
+    routes = {"a": (RewardPart(name="mine", params={"extra": 0.25}),), "both": parts}
     yield RewardRouter(routes, user.rewards)
     user.close()
 
@@ -92,8 +92,8 @@ def test_a_failure_is_a_status_and_the_next_call_is_answered(
 
 @pytest.mark.parametrize("order", ["hang", "spin"])
 def test_a_call_that_takes_too_long_is_a_timeout_and_its_process_is_replaced(order: str) -> None:
-    user = UserRewards({"mine": UserReward(path=CODE, timeout_s=0.5)}, REWARDS)
-    hurried = RewardRouter({"a": RewardRoute(name="mine")}, user.rewards)
+    user = UserRewards({"mine": UserReward(function=f"{CODE}:score", timeout_s=0.5)}, REWARDS)
+    hurried = RewardRouter({"a": (RewardPart(name="mine"),)}, user.rewards)
     score = score_order(hurried, order)
     assert (score.status, score.total, len(score.components)) == (TIMEOUT, 0.0, 0)
     assert "its process is killed and started again" in score.detail
@@ -106,8 +106,8 @@ def test_output_of_the_function_does_not_disturb_the_protocol(router: RewardRout
 
 
 def test_the_function_runs_in_another_process_which_ends_with_the_pool() -> None:
-    user = UserRewards({"mine": UserReward(path=CODE)}, REWARDS)
-    pid = int(score_order(RewardRouter({"a": RewardRoute(name="mine")}, user.rewards), "pid").total)
+    user = UserRewards({"mine": UserReward(function=f"{CODE}:score")}, REWARDS)
+    pid = int(score_order(RewardRouter({"a": (RewardPart(name="mine"),)}, user.rewards), "pid").total)
     assert pid != os.getpid()
     user.close()
     with pytest.raises(ProcessLookupError):
@@ -126,11 +126,11 @@ def test_a_call_waits_no_longer_than_the_deadline_of_its_request(router: RewardR
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        (UserReward(path=Path("/nowhere/reward.py")), "not a Python file"),
-        (UserReward(path=CODE, function="other"), "has no 'other'"),
-        (UserReward(entry_point="no_such_package:score"), "ModuleNotFoundError"),
-        (UserReward(entry_point="unknown"), "no installed package has 'unknown' in forage.rewards"),
-        (UserReward(entry_point="os:name"), "'os:name' is 'posix': expected a function"),
+        (UserReward(function="/nowhere/reward.py:score"), "not a Python file"),
+        (UserReward(function=f"{CODE}:other"), "has no 'other'"),
+        (UserReward(function="no_such_package:score"), "ModuleNotFoundError"),
+        (UserReward(function="unknown"), "no installed package has 'unknown' in forage.rewards"),
+        (UserReward(function="os:name"), "'os:name' is 'posix': expected a function"),
     ],
 )
 def test_a_function_that_cannot_be_loaded_is_a_settings_error(settings: UserReward, sentence: str) -> None:
@@ -141,12 +141,12 @@ def test_a_function_that_cannot_be_loaded_is_a_settings_error(settings: UserRewa
 
 def test_the_name_of_a_built_in_reward_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"reward.user.em has the name of a built-in"):
-        UserRewards({"em": UserReward(path=CODE)}, REWARDS)
+        UserRewards({"em": UserReward(function=f"{CODE}:score")}, REWARDS)
 
 
 def test_the_example_of_the_documentation_scores() -> None:
-    user = UserRewards({"short": UserReward(path=REPOSITORY / "examples/rewards/short_answer.py")}, REWARDS)
-    router = RewardRouter({"a": RewardRoute(name="short", params={"penalty": 0.5})}, user.rewards)
+    user = UserRewards({"short": UserReward(function=f"{REPOSITORY}/examples/rewards/short_answer.py:score")}, REWARDS)
+    router = RewardRouter({"a": (RewardPart(name="short", params={"penalty": 0.5}),)}, user.rewards)
     scores = {answer: score_order(router, answer).total for answer in ("Oslo", "The Hague")}
     assert scores == {"Oslo": 1.0, "The Hague": 1.0}
     item = reward_pb2.ScoreItem(

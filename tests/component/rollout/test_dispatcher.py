@@ -7,7 +7,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import redis
@@ -42,13 +41,13 @@ async def test_the_environments_are_declared_before_anything_is_claimed(bench: B
         declared.append(bench.trainer.read_environments())
         return await answer(asked)
 
-    route = EnvironmentRoute(path=Path("own.py"))
+    route = EnvironmentRoute(name="/here/own.py:Own")
     rollout = bench.settings.rollout.model_copy(update={"environments": {"kg": route}})
     bench.settings = bench.settings.model_copy(update={"rollout": rollout})
     bench.trainer.issue(build_prompt(0))
     async with bench.run(look):
         await bench.take_groups(1)
-    assert declared == [{"kg": "own.py"}]
+    assert declared == [{"kg": "own.py:Own"}]
 
 
 async def test_no_more_groups_are_in_flight_than_allowed(bench: Bench) -> None:

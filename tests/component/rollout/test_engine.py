@@ -67,9 +67,9 @@ async def parts(make_model: Callable[[int], Path], tmp_path_factory: pytest.Temp
     stacks = tmp_path_factory.mktemp("stacks")
     os.environ[FOLDER_VARIABLE] = str(stacks)
     models = {"a": make_model(0), "b": make_model(1)}
-    given = {"num_gpu_blocks_override": BLOCKS}
+    given = {"num_gpu_blocks_override": BLOCKS, "scheduling_policy": "priority"}
     limits = {"max_model_len": 768, "max_num_seqs": SLOTS, "hang_timeout_s": 300.0}
-    sizes = EngineSettings(**limits, scheduling="priority", args=given)
+    sizes = EngineSettings(**limits, args=given)
     weights = WeightSettings(cache_dir=tmp_path_factory.mktemp("cache"))
     rollout = RolloutSettings(engine=sizes, weights=weights)
     settings = Settings(model=ModelSettings(path=models["a"]), rollout=rollout, security=ANYWHERE_HERE)

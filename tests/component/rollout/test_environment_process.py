@@ -114,7 +114,7 @@ def open_one(folder: Path, mode: Any = "require", **options: Any) -> RemoteEnvir
     """Open the environment with options of its route."""
     file = folder / "own.py"
     file.write_text(CODE.read_text() + OWN)
-    routes = {"own": EnvironmentRoute(path=file, **options), "nq": EnvironmentRoute(name="search")}
+    routes = {"own": EnvironmentRoute(name=f"{file}:Own", **options), "nq": EnvironmentRoute(name="search")}
     settings = Settings(rollout=RolloutSettings(environments=routes), security=SecuritySettings(user_code=mode))
     retriever = FoundNothing("127.0.0.1:9")
     retriever.asked = []

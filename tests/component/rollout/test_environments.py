@@ -29,7 +29,7 @@ def own(tmp_path: Path) -> Path:
 
 
 async def test_a_custom_environment_decides_actions_lengths_and_observations(own: Path, char_codec: Any) -> None:
-    settings = build_settings(own=EnvironmentRoute(path=own, params={"sides": 20}))
+    settings = build_settings(own=EnvironmentRoute(name=f"{own}:Casino", params={"sides": 20}))
     engine = ScriptedEngine(char_codec(), ["<roll>a</roll>", "<roll>bad</roll>", "<answer>x</answer>"])
     for trajectory in await run(settings, engine, samples=2):  # two: what one rolls, the other does not see
         assert trajectory.status == Status.STATUS_OK
@@ -63,7 +63,7 @@ async def test_errors_of_an_environment_are_named_on_its_trajectories(
 ) -> None:
     file = tmp_path / "odd.py"
     file.write_text(f"from forage_rollout.environments import *\nclass Odd(Environment):\n    {code}\n")
-    settings = build_settings(own=EnvironmentRoute(path=file))
+    settings = build_settings(own=EnvironmentRoute(name=f"{file}:Odd"))
     for trajectory in await run(settings, ScriptedEngine(char_codec(), ["no block"]), samples=2):
         assert trajectory.status == Status.STATUS_INTERNAL
         assert trajectory.status_detail.startswith("environment Odd: ")
@@ -72,7 +72,7 @@ async def test_errors_of_an_environment_are_named_on_its_trajectories(
 
 
 async def test_a_least_length_that_the_trainer_cannot_score_is_refused_in_training(own: Path, char_codec: Any) -> None:
-    settings = build_settings(own=EnvironmentRoute(path=own))
+    settings = build_settings(own=EnvironmentRoute(name=f"{own}:Casino"))
     engine = ScriptedEngine(char_codec(), ["<answer>x</answer>"])
     (trajectory,) = await run(settings, engine, purpose=Purpose.PURPOSE_TRAIN)
     assert trajectory.status == Status.STATUS_INTERNAL
@@ -84,16 +84,16 @@ async def test_a_turn_that_was_answered_keeps_its_status_when_a_later_step_fails
     own.write_text(
         CASINO.replace("return Budget(30, min_tokens=2) if", "return Budget(30) if").replace("Budget(9999)", "None")
     )
-    settings = build_settings(own=EnvironmentRoute(path=own))
+    settings = build_settings(own=EnvironmentRoute(name=f"{own}:Casino"))
     (trajectory,) = await run(settings, ScriptedEngine(char_codec(), ["<roll>a</roll>"]))
     assert trajectory.status == Status.STATUS_INTERNAL
     assert [turn.retrieval_status for turn in trajectory.turns] == [Status.STATUS_OK]
 
 
-def test_an_entry_point_is_an_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_environment_may_be_in_a_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "casino_package.py").write_text(CASINO)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    settings = build_settings(own=EnvironmentRoute(entry_point="casino_package:Casino"))
+    settings = build_settings(own=EnvironmentRoute(name="casino_package:Casino"))
     assert load_environments(settings, RetrieverClient("127.0.0.1:9")).select("own").tags == ("roll", "answer")
 
 
@@ -111,15 +111,15 @@ def test_what_its_process_finds_wrong_with_a_file_is_said_here(tmp_path: Path, c
     file = tmp_path / "wrong.py"
     file.write_text(code)
     with pytest.raises(SettingsError) as error:
-        load_environments(build_settings(kg=EnvironmentRoute(path=file)), RetrieverClient("127.0.0.1:9"))
-    assert str(error.value).startswith(f"rollout.environments.kg ({file}): ")
+        load_environments(build_settings(kg=EnvironmentRoute(name=f"{file}:A")), RetrieverClient("127.0.0.1:9"))
+    assert str(error.value).startswith(f"rollout.environments.kg ({file}:A): ")
     assert words in str(error.value)
 
 
 def test_environments_are_checked_without_an_engine(
     own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["forage_rollout.checks", f"rollout.environments.own.path={own}", "model.path=models/tiny-policy"]
+    words = ["forage_rollout.checks", f"rollout.environments.own.name={own}:Casino", "model.path=models/tiny-policy"]
     monkeypatch.chdir(REPOSITORY)
     monkeypatch.setattr(sys, "argv", words)
     runpy.run_module("forage_rollout.checks", run_name="__main__")
@@ -127,7 +127,7 @@ def test_environments_are_checked_without_an_engine(
     monkeypatch.setattr(sys, "argv", [*words, "rollout.environments.own.params.speed=1"])
     runpy.run_module("forage_rollout.checks", run_name="__main__")
     said = capsys.readouterr().out
-    assert said.startswith(f"problem: rollout.environments.own ({own}): TypeError")
+    assert said.startswith(f"problem: rollout.environments.own ({own}:Casino): TypeError")
     assert said.count("\n") == 1
 
 
@@ -138,10 +138,10 @@ async def test_the_examples_of_the_how_to_page_work(repository: Path, tmp_path: 
     file = tmp_path / "dice.py"
     file.write_text(code)
     for route in yaml.safe_load(routes)["rollout"]["environments"].values():
-        if "path" in route:
-            route["path"] = repository / route["path"]
+        if ":" in route["name"]:
+            route["name"] = f"{repository}/{route['name']}"
         load_environments(build_settings(own=EnvironmentRoute(**route)), RetrieverClient("127.0.0.1:9"))
-    settings = build_settings(own=EnvironmentRoute(path=file))
+    settings = build_settings(own=EnvironmentRoute(name=f"{file}:Dice"))
     lines = ["hm", "<roll>6</roll>", "<roll>7</roll>", "<answer>6</answer>"]
     first, again = [(await run(settings, ScriptedEngine(char_codec(), lines)))[0] for _ in range(2)]
     shown = [span.text for span in first.spans[2::2]]

@@ -36,8 +36,8 @@ def load(*overrides: str) -> Settings:
             "trainer.probe.samples = 20000: vLLM cannot sample so for the probe (n must be at most 16384",
         ),
         (
-            [f"{PENALTY}.coef=0.1", f"{PENALTY}.samples=20000"],
-            f"{PENALTY}.samples = 20000: vLLM cannot sample so for the probe (n must be at most 16384",
+            [f"{PENALTY}.coef=0.1", "trainer.probe.samples=20000"],
+            "trainer.probe.samples = 20000: vLLM cannot sample so for the probe (n must be at most 16384",
         ),
     ],
 )

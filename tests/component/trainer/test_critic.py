@@ -23,8 +23,9 @@ ALGORITHM = AlgorithmSettings()
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     folder = write_model(tmp_path_factory.mktemp("critic") / "model")
-    optimizer = [f"trainer.critic.optim.{k}={v}" for k, v in (("lr", LR), ("weight_decay", DECAY), ("clip_grad", CLIP))]
-    few = ["trainer.threads=1", "trainer.critic.ppo_max_token_len_per_gpu=120", "trainer.actor.use_kl_loss=false"]
+    optimizer = [f"trainer.actor.optim.{k}={v}" for k, v in (("weight_decay", DECAY), ("clip_grad", CLIP))]
+    optimizer += [f"trainer.critic.optim.lr={LR}"]
+    few = ["trainer.threads=1", "trainer.actor.ppo_max_token_len_per_gpu=120", "trainer.actor.use_kl_loss=false"]
     ppo = ["trainer.algorithm.adv_estimator=gae", f"trainer.critic.cliprange_value={RANGE}"]
     return load_settings(None, [f"model.path={folder}", *optimizer, *few, *ppo], {})
 

@@ -15,7 +15,7 @@ from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
 from forage_trainer.data.routes import EnvironmentCheck
 
-OWN = "rollout.environments={kg: {path: /here/graph.py, params: {depth: 2}}}"
+OWN = "rollout.environments={kg: {name: /here/graph.py:Graph, params: {depth: 2}}}"
 
 
 def build_check(redis: RedisSettings, *overrides: str, source: str = "kg") -> tuple[EnvironmentCheck, StreamClient]:
@@ -44,9 +44,9 @@ def test_the_same_environments_pass_wherever_their_files_lie(redis_server: Redis
 @pytest.mark.parametrize(
     ("wanted", "served", "sentence"),
     [
-        ((OWN,), (), r"'kg' gets the environment 'search' from the rollout service, .* want 'graph.py"),
-        ((), (OWN,), r"'kg' gets the environment 'graph.py .*want 'search': .* same rollout.environments.kg"),
-        ((OWN,), (OWN.replace("2", "3"),), r"graph.py \(parameters \w+\)' from .* want 'graph.py \(parameters"),
+        ((OWN,), (), r"'kg' gets the environment 'search' from the rollout service, .* want 'graph.py:Graph"),
+        ((), (OWN,), r"'kg' gets the environment 'graph.py:Graph .*want 'search': .* same rollout.environments.kg"),
+        ((OWN,), (OWN.replace("2", "3"),), r"Graph \(parameters \w+\)' from .* want 'graph.py:Graph \(parameters"),
     ],
 )
 def test_another_environment_is_refused_by_name(

@@ -34,7 +34,7 @@ __all__ = ["model", "train"]
 
 
 def test_ppo_updates_actor_and_critic_and_resumes(train: Callable[..., Settings]) -> None:
-    ppo = ["trainer.algorithm.adv_estimator=gae", "trainer.critic.ppo_mini_batch_size=1", "trainer.critic_warmup=1"]
+    ppo = ["trainer.algorithm.adv_estimator=gae", "trainer.actor.ppo_mini_batch_size=1", "trainer.critic_warmup=1"]
     ppo += ["trainer.critic.optim.lr=0.01"]
     train(*ppo, "trainer.total_training_steps=2")
     result = read_metrics(train(*ppo, "trainer.total_training_steps=4"))
@@ -116,7 +116,7 @@ def test_a_superseded_trainer_rolls_nothing_back(
     before = {file: file.read_bytes() for file in (folder / "checkpoints/groups").iterdir()}
     monkeypatch.setattr(PolicyStep, "__call__", step)
     with pytest.raises(FencedError):
-        train("trainer.total_training_steps=2", f"trainer.guards.non_finite.action={action}")
+        train("trainer.total_training_steps=2", f"trainer.guards.actions.non_finite={action}")
     assert not (folder / "rollbacks.json").exists()
     assert len(read_lines(folder / "metrics.jsonl")) == 1
     assert {file: file.read_bytes() for file in (folder / "checkpoints/groups").iterdir()} == before

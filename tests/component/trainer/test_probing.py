@@ -64,12 +64,12 @@ def test_held_out_questions_are_answered_greedily_and_probed_and_the_result_is_s
     assert sorted(uids[:4]) == sorted(uids[4:])
 
 
-def test_every_turn_can_be_probed_and_the_number_of_questions_bounds_the_probes(
+def test_no_more_questions_are_probed_than_there_are(
     settings: Callable[..., Settings],
 ) -> None:
-    every = ["trainer.probe.turn=any", "trainer.probe.trajectories=100", "trainer.probe.samples=2"]
-    result = make_probe(settings(*every, "trainer.probe.points=1")).run(POLICY, do_nothing)
-    assert (result["val-probe/count"], result["val-probe/failed"]) == (18, 0)
+    every = ["trainer.probe.trajectories=100", "trainer.probe.samples=2", "trainer.probe.points=1"]
+    result = make_probe(settings(*every)).run(POLICY, do_nothing)
+    assert (result["val-probe/count"], result["val-probe/failed"]) == (9, 0)
 
 
 def test_a_probe_waits_until_its_policy_is_served(

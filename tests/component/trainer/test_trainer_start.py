@@ -43,7 +43,6 @@ def overrides(parts: Path, tmp_path: Path, free_address: Callable[[], str]) -> l
         f"data.val_files=[{parts / 'train.parquet'}]",
         "data.train_batch_size=2",
         "trainer.actor.ppo_mini_batch_size=2",
-        "trainer.critic.ppo_mini_batch_size=2",
         "trainer.algorithm.adv_estimator=gae",
         f"trainer.health_address={free_address()}",
     ]
@@ -68,7 +67,6 @@ def start(overrides: list[str]) -> int:
         ("rollout.top_k=50", ["rollout.top_k = 50 cannot be trained on", "set rollout.top_k=-1"]),
         ("rollout.n=1 trainer.algorithm.adv_estimator=grpo", ["rollout.n must be at least 2", "grpo compares"]),
         ("rollout.engine.max_lora_rank=8", ["trainer.lora.lora_rank = 0", "adapters of rank 1 to 8 alone"]),
-        ("trainer.critic.ppo_mini_batch_size=3", ["trainer.critic.ppo_mini_batch_size = 3 must divide"]),
         ("trainer.critic.path=/nowhere", ["trainer.critic.path /nowhere has no config.json"]),
         (
             "rollout.max_start_length=2048 rollout.max_turns=15 rollout.max_response_length=500 "
@@ -76,8 +74,8 @@ def start(overrides: list[str]) -> int:
             ["may have 17548 tokens", "16 generations of 500", "trainer.actor.ppo_max_token_len_per_gpu = 8192"],
         ),
         (
-            "trainer.critic.ppo_max_token_len_per_gpu=1000",
-            ["may have 1088 tokens", "trainer.critic.ppo_max_token_len_per_gpu = 1000", "the critic"],
+            "trainer.actor.ppo_max_token_len_per_gpu=1000",
+            ["may have 1088 tokens", "trainer.actor.ppo_max_token_len_per_gpu = 1000"],
         ),
         ("trainer.total_steps=3", ["unknown setting 'trainer.total_steps'"]),
     ],

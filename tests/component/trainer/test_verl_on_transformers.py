@@ -92,7 +92,7 @@ def missed(tmp_path_factory: pytest.TempPathFactory) -> set[tuple[str, str]]:
     folder = tmp_path_factory.mktemp("verl")
     model = write_model(folder / "model")
     short = ["trainer.threads=1", "trainer.actor.ppo_max_token_len_per_gpu=120", "trainer.actor.kl_loss_coef=0.05"]
-    ppo = ["trainer.algorithm.adv_estimator=gae", "trainer.critic.ppo_max_token_len_per_gpu=120"]
+    ppo = ["trainer.algorithm.adv_estimator=gae", "trainer.actor.ppo_max_token_len_per_gpu=120"]
     settings = load_settings(None, [f"model.path={model}", *short, *ppo], {})
     rows = [build_trajectory("a", i, float(i % 2), turns=(3, 4), observation=2) for i in range(4)]
     groups = [arrive(TrajectoryGroup(group_uid="a", trajectories=rows))]

@@ -157,4 +157,6 @@ def test_workers_that_share_a_port_share_its_certificate_and_tokens(
 
 
 def test_sigterm_finishes_calls_in_flight_of_all_workers(start: Callable[..., Service]) -> None:
-    assert_sigterm_finishes_calls(start("reward.workers=2", "reward.shadow.nq={name: f1}", user_timeout_s=4))
+    assert_sigterm_finishes_calls(
+        start("reward.workers=2", "reward.routes.f1={name: f1}", "reward.shadow.nq=f1", user_timeout_s=4)
+    )

@@ -137,7 +137,7 @@ def test_every_group_is_written_exactly_once_after_every_kill(
     common += [f"rollout.engine_replicas.min={ENGINES}", f"rollout.engine_replicas.max={ENGINES}"]
     # Each engine has room for all that is in flight, so that the dispatcher claims it without a wait.
     common += ["rollout.engine.hang_timeout_s=20", "rollout.engine.max_num_seqs=128"]
-    common += ["rollout.dispatcher_replicas.max=1", "rollout.trajectory_timeout_s=300"]
+    common += ["rollout.max_dispatchers=1", "rollout.trajectory_timeout_s=300"]
     health = addresses["rollout.health_address"]
     services.start("reward", *common)
     services.start("retriever", *common, f"retriever.cache_dir={tmp_path}/cache")

@@ -13,7 +13,6 @@ from forage_proto.v1.trajectory_pb2 import Policy
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_runtime.clients.calls import RefusedError
 from forage_runtime.settings import EngineSettings, ModelSettings, ReplicaSettings, RolloutSettings, Settings
-from forage_runtime.settings.rollout import DispatcherReplicaSettings
 from forage_weights.announcement import PolicyError
 
 
@@ -71,8 +70,7 @@ def test_dispatchers_follow_their_groups_in_flight_and_drain_before_they_are_rem
 
     monkeypatch.setattr(application, "UPSCALE_DELAY_S", 1.0)
     monkeypatch.setattr(application, "DOWNSCALE_DELAY_S", 1.0)
-    replicas = DispatcherReplicaSettings(max=3)
-    settings = Settings(rollout=RolloutSettings(dispatcher_replicas=replicas, max_trajectories_in_flight=2048))
+    settings = Settings(rollout=RolloutSettings(max_dispatchers=3, max_trajectories_in_flight=2048))
     groups = tmp_path / "groups"
     groups.write_text("150")
     busy = application.build_dispatcher_deployment(BusyDeployment, settings).bind(str(tmp_path))

@@ -58,11 +58,9 @@ SMALL = (
     "trainer.threads=1",
     "trainer.save_freq=1",
     "trainer.rollout_data_freq=1",
-    "trainer.probe.points=2",
-    "trainer.probe.samples=4",
+    "trainer.probe.points=4",
+    "trainer.probe.samples=2",
     "trainer.algorithm.probe_penalty.coef=2",
-    "trainer.algorithm.probe_penalty.points=4",
-    "trainer.algorithm.probe_penalty.samples=2",
 )
 
 
@@ -101,9 +99,8 @@ def test_training_probes_policy_and_trajectories_and_repeats_a_stopped_probe(
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert sorted(file.name for file in folder.glob("probes/*")) == ["step-0.json", "step-2.json", "step-3.json"]
     assert [line.get("val-probe/count") for line in lines] == [None, 2, 2]
-    # Right in none, half and all of the thought's absence: c = 1, 0, 0 and w = 0.5, 0, -0.5.
-    assert lines[1]["val-probe/overconfidence/mean"] == 0.5
-    assert [line["probe_overconfidence"] for line in lines] == pytest.approx([0.75] * 3)  # c = 1, 1, 0, 0, 0
+    assert lines[1]["val-probe/overconfidence/mean"] == 0.75  # c = 1, 1, 0, 0, 0 and w = 0.5, 0.25, 0, -0.25, -0.5
+    assert [line["probe_overconfidence"] for line in lines] == pytest.approx([0.75] * 3)
     assert [line["probe_penalty"] for line in lines] == pytest.approx([1.5] * 3)
     assert [(line["probe_count"], line["probe_failed"]) for line in lines] == [(2, 0)] * 3
     assert all(line["seconds"]["probe"] > 0 for line in lines)

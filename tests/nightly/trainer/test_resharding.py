@@ -91,10 +91,10 @@ def test_any_number_of_processes_goes_on_with_what_any_other_wrote(run_ranks: Ru
 def test_two_copies_of_two_shards_are_written_once_and_exported(
     run_ranks: Runner, tmp_path: Path, settings: tuple[str, ...]
 ) -> None:
-    """`trainer.engine.fsdp_size=2` in four processes (HSDP), with all weights trained and with an adapter."""
+    """`trainer.engine.args.fsdp_size=2` in four processes (HSDP), with all weights trained and with an adapter."""
     run_ranks(1, ["-"], *settings)
     single, copies = tmp_path / "own_by_1", tmp_path / "own_by_1_by_4"
-    run_ranks(4, [str(single)], "trainer.engine.fsdp_size=2", *settings)
+    run_ranks(4, [str(single)], "trainer.engine.args.fsdp_size=2", *settings)
     assert_same_state(copies, single, ("model", "optimizer"))
     assert_same_step(copies, single)
     sizes = [file.stat().st_size for file in (copies / "model").iterdir()]

@@ -98,7 +98,6 @@ def test_ppo_in_two_processes_equals_one_process(
             "trainer.actor.ppo_mini_batch_size=3",
             f"trainer.actor.optim.lr={LR}",
             "trainer.save_freq=1",
-            "trainer.critic.ppo_mini_batch_size=3",
             f"trainer.critic.optim.lr={CRITIC_LR}",
             "trainer.val_before_train=false",
             "trainer.threads=1",

@@ -112,9 +112,9 @@ def test_a_guard_rolls_back_then_stops_the_run_and_every_group_is_consumed_once(
     trainer: Callable[..., TrainerProcess],
 ) -> None:
     # After the first step any KL is too much.
-    strict = ("trainer.save_freq=1", "trainer.guards.kl.threshold=1e-12", "trainer.guards.max_rollbacks=1")
-    strict += ("trainer.guards.logprob.action=ignore",)  # the scripted log-probabilities are of no policy
-    run = trainer("guarded", 4, *strict, "trainer.guards.kl.action=rollback")
+    strict = ("trainer.save_freq=1", "trainer.guards.thresholds.kl=1e-12", "trainer.guards.max_rollbacks=1")
+    strict += ("trainer.guards.actions.logprob=ignore",)  # the scripted log-probabilities are of no policy
+    run = trainer("guarded", 4, *strict, "trainer.guards.actions.kl=rollback")
     assert run.start().wait(200) == 3, run.log[-3000:]
     assert (run.checkpoint, list(run.consumed)) == (1, [1])
     assert "guard 'kl' at step 2: KL to the reference is" in run.log
@@ -129,7 +129,7 @@ def test_a_guard_rolls_back_then_stops_the_run_and_every_group_is_consumed_once(
     )
     assert (run.checkpoint, list(run.consumed)) == (2, [1, 2])
 
-    trainer("guarded", 4, *strict, "trainer.guards.kl.action=warn").complete()
+    trainer("guarded", 4, *strict, "trainer.guards.actions.kl=warn").complete()
     assert [row["guards"] for row in run.metrics] == [[], ["skipped"], ["kl"], ["kl"]]
     assert [row["step"] for row in run.metrics if "loss" in row] == [1, 3, 4]
     assert run.published[2] == run.published[1], "the skipped step changed nothing"

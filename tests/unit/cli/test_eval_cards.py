@@ -34,7 +34,8 @@ from forage_proto.v1.trajectory_pb2 import (
 )
 from forage_records.questions import Question
 from forage_runtime.errors import DataError, UserError
-from forage_runtime.settings import RewardRoute, Settings
+from forage_runtime.settings import Settings
+from forage_runtime.settings.reward import make_route
 
 INDEX = Provenance(corpus_digest="c", encoder_digest="e", index_digest="i", mode="hybrid")
 QUESTIONS = {
@@ -60,7 +61,7 @@ PLAN = EvaluationPlan(
 @pytest.fixture
 def settings() -> Settings:
     base = Settings()
-    routes = {"nq": RewardRoute(name="f1"), "other": RewardRoute(name="em")}
+    routes = {"nq": make_route("f1"), "other": make_route("em")}
     return base.model_copy(update={"reward": base.reward.model_copy(update={"routes": routes})})
 
 

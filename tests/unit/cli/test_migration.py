@@ -46,6 +46,7 @@ python -m verl.trainer.main_ppo data.train_batch_size=4
 python3 -m verl.trainer.main_ppo "${DATA[@]}" actor_rollout_ref.model.path=$MODEL \\
     algorithm.adv_estimator=grpo data.train_batch_size=96 +actor_rollout_ref.rollout.n=8 \\
     data.return_raw_chat=True data.max_response_length="4096" actor_rollout_ref.actor.policy_loss.loss_mode=geo-mean \\
+    actor_rollout_ref.actor.policy_loss.dro_beta=0.1 \\
     actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean \\
     trainer.project_name="$PROJECT" trainer.logger='["console","swanlab","clearml"]' my.own=1
 """
@@ -98,7 +99,12 @@ def test_the_last_command_of_a_script_of_verl_is_taken_with_its_arrays_and_varia
     assert ours.trainer.actor.clip_ratio_high == ours.trainer.actor.clip_ratio == 0.2
     assert ours.trainer.actor.ppo_mini_batch_size == 96
     assert ours.trainer.logger == ("swanlab",)
-    for left_out in ("trainer.project_name: it refers to $PROJECT", "clearml is no tracker here", "my.own: Forage has"):
+    for left_out in (
+        "trainer.project_name: it refers to $PROJECT",
+        "clearml is no tracker here",
+        "my.own: Forage has",
+        "dro_beta=0.1: loss_mode geo_mean does not take it",
+    ):
         assert left_out in text
 
 
@@ -106,6 +112,7 @@ def test_references_of_a_yaml_file_are_resolved_where_it_says_what_they_are(tran
     ours, text = translated("ppo.yaml", YAML)
     assert (ours.trainer.algorithm.adv_estimator, ours.trainer.actor.ppo_mini_batch_size) == ("gae", 64)
     assert (ours.trainer.actor.optim.lr, ours.trainer.critic.optim.lr) == (2e-6, 3e-5)
+    assert "critic.ppo_mini_batch_size=32: as trainer.actor.ppo_mini_batch_size says for both models" in text
     assert "grad_clip: it refers to ${nowhere.said}, which the file does not say: give trainer.actor.optim" in text
 
 

@@ -167,7 +167,7 @@ def test_an_adopted_file_is_the_type_of_its_class_and_an_endpoint_encodes_elsewh
     retriever = RetrieverSettings.model_validate({"mode": "dense", "encoder": {"precision": "int8"}})
     adopted, exact = (estimate_cost(retriever, Corpus(10**6, name)) for name in ("IndexFlatIP", "Flat"))
     assert adopted == exact
-    remote = retriever.model_copy(update={"encoder": retriever.encoder.model_copy(update={"url": "http://tei"})})
+    remote = retriever.model_copy(update={"encoder": retriever.encoder.model_copy(update={"model": "http://tei"})})
     assert estimate_cost(remote, Corpus(10**6, "Flat")).encoding == 0 < exact.encoding
     with pytest.raises(UnknownCostError):
         estimate_cost(retriever, Corpus(None, "Flat"))

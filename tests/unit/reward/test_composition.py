@@ -18,7 +18,7 @@ from forage_reward.score import Component, Score, Status, sum_components, withho
 from forage_reward.serve.describe import describe_rewards
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 from forage_runtime.errors import SettingsError
-from forage_runtime.settings import RewardComponent, RewardRoute, RewardSettings, load_settings
+from forage_runtime.settings import RewardPart, RewardSettings, load_settings
 
 EMPTY, TRUTH = TrajectoryView(()), GroundTruth(("Oslo",))
 
@@ -98,12 +98,12 @@ def build_item(text: str, truth: trajectory_pb2.GroundTruth | None = None) -> re
     )
 
 
-def build_router(*components: RewardComponent) -> RewardRouter:
-    return RewardRouter({"nq": RewardRoute(components=components)})
+def build_router(*components: RewardPart) -> RewardRouter:
+    return RewardRouter({"nq": components})
 
 
 def test_a_route_of_components_scores_each_and_validates_by_em_alone() -> None:
-    components = RewardComponent(name="em", weight=0.5), RewardComponent(name="f1", weight=2.0)
+    components = RewardPart(name="em", weight=0.5), RewardPart(name="f1", weight=2.0)
     both = build_router(*components)
     scored_item = both.score(build_item("<answer>Oslo city</answer>"))
     assert scored_item.score.reward == "em+f1"
@@ -115,21 +115,21 @@ def test_a_route_of_components_scores_each_and_validates_by_em_alone() -> None:
         "_f1": (pytest.approx(2 / 3), 0.0),
     }
     assert (scored_item.validation_score.reward, scored_item.validation_score.total) == ("em", 0.0)
-    description = describe_rewards(both.rewards, RewardSettings(routes={"nq": RewardRoute(components=components)}))
+    description = describe_rewards(both.rewards, RewardSettings(routes={"nq": components}))
     uses = {reward.name: [use.data_source for use in reward.uses] for reward in description.rewards}
     assert [uses["em"], uses["f1"], uses["subem"]] == [["nq"], ["nq"], []]
 
 
 def test_the_same_reward_may_come_twice_under_two_labels() -> None:
     scored_item = build_router(
-        RewardComponent(name="em"), RewardComponent(name="em", label="strict", params={"format_score": -1.0})
+        RewardPart(name="em"), RewardPart(name="em", label="strict", params={"format_score": -1.0})
     ).score(build_item("<answer>Rome</answer>"))
     assert scored_item.score.total == -1.0
     assert scored_item.score.reward == "em+strict"
 
 
 def test_a_structured_part_keeps_its_turns_after_composition() -> None:
-    scored_item = build_router(RewardComponent(name="structured", weight=2.0), RewardComponent(name="em")).score(
+    scored_item = build_router(RewardPart(name="structured", weight=2.0), RewardPart(name="em")).score(
         build_item("<think>t</think><answer>Oslo</answer>")
     )
     weighted = {part.name: part.weighted for part in scored_item.score.components}
@@ -139,7 +139,7 @@ def test_a_structured_part_keeps_its_turns_after_composition() -> None:
 
 
 def test_a_sum_that_is_not_finite_is_internal_and_never_a_reward() -> None:
-    big = RewardComponent(name="em", weight=1e308, params={"score": 1e308})
+    big = RewardPart(name="em", weight=1e308, params={"score": 1e308})
     scored_item = build_router(big).score(build_item("<answer>Oslo</answer>"))
     assert scored_item.score.status == trajectory_pb2.STATUS_INTERNAL
     assert (scored_item.score.total, scored_item.validation_score.total) == (0.0, 1.0)
@@ -156,7 +156,7 @@ def test_a_part_that_raises_is_internal_and_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         registry, "REWARDS", {**registry.REWARDS, "faulty": Reward("faulty", "fails", NoParams, raise_error)}
     )
-    scored_item = build_router(RewardComponent(name="em"), RewardComponent(name="faulty")).score(
+    scored_item = build_router(RewardPart(name="em"), RewardPart(name="faulty")).score(
         build_item("<answer>Oslo</answer>")
     )
     assert scored_item.score.status == trajectory_pb2.STATUS_INTERNAL
@@ -166,18 +166,16 @@ def test_a_part_that_raises_is_internal_and_named(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("route", "sentence"),
     [
-        ("{components: []}", "routes.nq.components.*at least 1"),
-        ("{components: [{name: em}], name: f1}", "routes.nq'.*either the name of one reward or components"),
-        ("{}", "routes.nq'.*either the name of one reward or components"),
-        ("{components: [{name: em}], params: {score: 1}}", "routes.nq'.*params belong to each"),
-        ("{components: [{name: em}, {name: em}]}", "routes.nq'.*two components are called 'em'"),
-        ("{components: [{name: em, weight: .inf}]}", "routes.nq.components.0.weight.*finite"),
-        ("{components: [{name: em, weight: .nan}]}", "routes.nq.components.0.weight.*finite"),
-        ("{components: [{name: em, wait: 1}]}", "unknown setting 'reward.routes.nq.components.0.wait'"),
-        ("{components: [{weight: 1}]}", "routes.nq.components.0.name.*required"),
-        ("{components: [{name: em, label: _x}]}", "routes.nq.components.0.label"),
-        ("{components: [{name: exact}]}", "routes.nq.components.0 asks for the reward 'exact'"),
-        ("{components: [{name: em, params: {skore: 1}}]}", "routes.nq.components.0.params.skore does not exist"),
+        ("[]", "routes.nq.*at least 1"),
+        ("{}", "routes.nq.0.name.*required"),
+        ("[{name: em}, {name: em}]", "routes.nq'.*two parts are called 'em'"),
+        ("[{name: em, weight: .inf}]", "routes.nq.0.weight.*finite"),
+        ("[{name: em, weight: .nan}]", "routes.nq.0.weight.*finite"),
+        ("[{name: em, wait: 1}]", "unknown setting 'reward.routes.nq.0.wait'"),
+        ("[{weight: 1}]", "routes.nq.0.name.*required"),
+        ("[{name: em, label: _x}]", "routes.nq.0.label"),
+        ("[{name: exact, weight: 2}]", "routes.nq.0 asks for the reward 'exact'"),
+        ("[{name: f1}, {name: em, params: {skore: 1}}]", "routes.nq.1.params.skore does not exist"),
     ],
 )
 def test_an_invalid_composition_is_a_settings_error(tmp_path: Path, route: str, sentence: str) -> None:
@@ -189,9 +187,9 @@ def test_an_invalid_composition_is_a_settings_error(tmp_path: Path, route: str, 
 
 def test_routes_of_one_reward_and_of_components_survive_a_round_trip(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
-    file.write_text("reward: {routes: {nq: {name: em}, hotpotqa: {components: [{name: em, weight: 0.5}]}}}")
+    file.write_text("reward: {routes: {nq: {name: em}, hotpotqa: [{name: em, weight: 0.5}]}}")
     settings = load_settings(file, environ={})
-    assert settings.reward.routes["nq"] == RewardRoute(name="em")
+    assert settings.reward.routes["nq"] == (RewardPart(name="em"),)
     file.write_text(settings.to_yaml())
     assert load_settings(file, environ={}) == settings
 
@@ -201,10 +199,10 @@ def test_routes_of_one_reward_and_of_components_survive_a_round_trip(tmp_path: P
 )
 def test_a_countdown_problem_is_validated_by_its_own_score(answer: str, want: float) -> None:
     problem = trajectory_pb2.GroundTruth(countdown_target=7, countdown_numbers=[3, 4])
-    validation = build_router(RewardComponent(name="countdown")).score(build_item(answer, problem)).validation_score
+    validation = build_router(RewardPart(name="countdown")).score(build_item(answer, problem)).validation_score
     assert (validation.reward, validation.status, validation.total) == ("countdown", trajectory_pb2.STATUS_OK, want)
 
 
 def test_infinite_weights_are_refused_in_code() -> None:
     with pytest.raises(ValueError, match="finite"):
-        RewardComponent(name="em", weight=math.inf)
+        RewardPart(name="em", weight=math.inf)

@@ -14,7 +14,7 @@ from forage_reward.command.dumps import RowError, parse_row, read_row, split_raw
 from forage_reward.command.score_file import ANY, score_lines
 from forage_reward.router import RewardRouter
 from forage_reward.trajectory import Action, GroundTruth, Role, Span, Turn
-from forage_runtime.settings import RewardRoute
+from forage_runtime.settings import RewardPart
 
 SPANS = [{"role": "prompt", "text": "q"}, {"role": "model", "text": "<answer>Oslo</answer>"}]
 
@@ -103,7 +103,7 @@ json_values = st.recursive(
     max_leaves=6,
 )
 NAMES = ["spans", "text", "response", "prompt", "turns", "targets", "ground_truth", "reward_model", "data_source"]
-JUDGE = RewardRouter({ANY: RewardRoute(name="em"), "nq": RewardRoute(name="f1")})
+JUDGE = RewardRouter({ANY: (RewardPart(name="em"),), "nq": (RewardPart(name="f1"),)})
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(NAMES), json_values, max_size=5) | json_values, max_size=5))

@@ -14,7 +14,7 @@ from forage_reward.score import Component, Score, sum_components
 from forage_reward.serve.describe import describe_rewards
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 from forage_runtime.errors import SettingsError
-from forage_runtime.settings import RewardRoute, RewardSettings
+from forage_runtime.settings import RewardPart, RewardSettings
 
 MODEL, ENV = trajectory_pb2.ROLE_MODEL, trajectory_pb2.ROLE_ENV
 
@@ -31,7 +31,7 @@ def build_item(
 
 
 def build_router(name: str = "search_r1_format", **params: float | int | str | bool) -> RewardRouter:
-    return RewardRouter({"world_facts": RewardRoute(name=name, params=params)})
+    return RewardRouter({"world_facts": (RewardPart(name=name, params=params),)})
 
 
 def test_training_and_validation_have_their_own_score() -> None:
@@ -80,20 +80,23 @@ def test_an_invalid_item_gets_a_detail_and_no_score(bad: reward_pb2.ScoreItem, s
 @pytest.mark.parametrize(
     ("route", "sentence"),
     [
-        (RewardRoute(name="exact"), "reward.routes.nq asks for the reward 'exact'.*known are em, subem, f1"),
-        (RewardRoute(name="em", params={"scale": 1.0}), r"reward.routes.nq.params.scale does not exist.*format_score"),
-        (RewardRoute(name="em", params={"score": "1"}), r"reward.routes.nq.params.score is '1'"),
-        (RewardRoute(name="em", params={"score": True}), r"reward.routes.nq.params.score is True"),
-        (RewardRoute(name="em", params={"score": math.inf}), r"reward.routes.nq.params.score is inf"),
+        ((RewardPart(name="exact"),), "reward.routes.nq asks for the reward 'exact'.*known are em, subem, f1"),
+        (
+            (RewardPart(name="em", params={"scale": 1.0}),),
+            r"nq.params.scale does not exist.*format_score",
+        ),
+        ((RewardPart(name="em", params={"score": "1"}),), r"reward.routes.nq.params.score is '1'"),
+        ((RewardPart(name="em", params={"score": True}),), r"reward.routes.nq.params.score is True"),
+        ((RewardPart(name="em", params={"score": math.inf}),), r"reward.routes.nq.params.score is inf"),
     ],
 )
-def test_an_invalid_route_is_a_settings_error(route: RewardRoute, sentence: str) -> None:
+def test_an_invalid_route_is_a_settings_error(route: tuple[RewardPart, ...], sentence: str) -> None:
     with pytest.raises(SettingsError, match=sentence):
         RewardRouter({"nq": route})
 
 
 def test_every_reward_lists_its_data_sources() -> None:
-    settings = RewardSettings(routes={"nq": RewardRoute(name="em"), "world_facts": RewardRoute(name="em")})
+    settings = RewardSettings(routes={"nq": (RewardPart(name="em"),), "world_facts": (RewardPart(name="em"),)})
     rewards = describe_rewards(registry.REWARDS, settings).rewards
     assert {reward.name: [use.data_source for use in reward.uses] for reward in rewards if reward.uses} == {
         "em": ["nq", "world_facts"],

@@ -15,14 +15,14 @@ from forage_reward.router import RewardRouter
 from forage_reward.serve.metrics import ScoreTally
 from forage_reward.serve.server import ITEMS_PER_SLICE, Admission, QueueFullError, ScoringQueue
 from forage_reward.serve.shadow import ShadowScorer
-from forage_runtime.settings import RewardRoute, RewardSettings, Settings
+from forage_runtime.settings import RewardPart, RewardSettings, Settings
 
 SOURCE = "scoring-test"
 
 
 @pytest.fixture
 def scoring() -> Iterator[ScoringQueue]:
-    queue = ScoringQueue(RewardRouter({SOURCE: RewardRoute(name="em")}), ShadowScorer(Settings()), RewardSettings())
+    queue = ScoringQueue(RewardRouter({SOURCE: (RewardPart(name="em"),)}), ShadowScorer(Settings()), RewardSettings())
     yield queue
     queue.close()
 

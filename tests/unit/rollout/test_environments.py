@@ -75,7 +75,7 @@ def test_in_one_process_a_file_is_imported_once(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     log = tmp_path / "log"
     file.write_text(f"open({str(log)!r}, 'a', encoding='utf-8').write('x')\n{CASINO}")
-    route = EnvironmentRoute(path=file)
+    route = EnvironmentRoute(name=f"{file}:Casino")
     settings = build_settings("off", a=route, b=route)
     environments = load_environments(settings, RetrieverClient(settings.retriever.http_address))
     assert type(environments.select("a")) is type(environments.select("b"))
@@ -89,8 +89,8 @@ BASE = "from forage_rollout.environments import Environment\n"
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("x = 1", "defines 0 environments (none): expected one subclass"),
-        (f"{BASE}class A(Environment): pass\nclass B(Environment): pass", "defines 2 environments (A, B)"),
+        ("x = 1", "has no 'A': define it"),
+        ("A = 1", "' is 1: expected a subclass of Environment"),
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("class A(", "SyntaxError"),
@@ -111,8 +111,8 @@ def test_a_file_without_an_environment_is_refused_with_what_was_expected(tmp_pat
     file = tmp_path / "wrong.py"
     file.write_text(code)
     with pytest.raises(SettingsError) as error:
-        load_environments(build_settings("off", kg=EnvironmentRoute(path=file)), RetrieverClient("127.0.0.1:9"))
-    assert str(error.value).startswith(f"rollout.environments.kg ({file}): ")
+        load_environments(build_settings("off", kg=EnvironmentRoute(name=f"{file}:A")), RetrieverClient("127.0.0.1:9"))
+    assert str(error.value).startswith(f"rollout.environments.kg ({file}:A): ")
     assert words in str(error.value)
 
 
@@ -122,12 +122,12 @@ def test_a_file_without_an_environment_is_refused_with_what_was_expected(tmp_pat
         ({"name": "saerch"}, "(saerch): no environment has this name: expected one of search, single_turn"),
         ({"name": "search", "params": {"speed": 1}}, "'speed'"),
         ({"name": "single_turn", "params": {"stop": "never"}}, "params.stop is 'never': expected answer"),
-        ({"path": "absent.py"}, "(absent.py): 'absent.py' is not a Python file"),
-        ({"path": "Makefile"}, "(Makefile): 'Makefile' is not a Python file"),
-        ({"entry_point": "json"}, "(json): 'json' names no code: expected FILE.py:NAME or MODULE:NAME"),
-        ({"entry_point": "json:dumps"}, "'json:dumps' is <function dumps"),
-        ({"entry_point": "json:nothing"}, "json has no 'nothing': define it, or name another"),
-        ({"entry_point": "no_such_package:Environment"}, "No module named 'no_such_package'"),
+        ({"name": "absent.py:A"}, "(absent.py:A): 'absent.py' is not a Python file"),
+        ({"name": "Makefile"}, "(Makefile): no environment has this name: expected one of search, single_turn"),
+        ({"name": "json:"}, "(json:): 'json:' names no code: expected FILE.py:NAME or MODULE:NAME"),
+        ({"name": "json:dumps"}, "'json:dumps' is <function dumps"),
+        ({"name": "json:nothing"}, "json has no 'nothing': define it, or name another"),
+        ({"name": "no_such_package:Environment"}, "No module named 'no_such_package'"),
     ],
 )
 def test_a_wrong_route_is_named(route: dict[str, Any], words: str) -> None:

@@ -26,6 +26,7 @@ def test_a_resolved_tree_reads_back_equal(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     file.write_text(settings.to_yaml())
     assert load_settings(file, [], {}) == settings
+    assert load_settings(file, ["reward.routes.nq.name=f1"], {}).reward.routes["nq"][0].name == "f1"
 
 
 @pytest.mark.parametrize(

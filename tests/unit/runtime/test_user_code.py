@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forage_runtime.user_code import UserCodeError, load_file, load_object
+from forage_runtime.user_code import UserCodeError, load_object
 
 LOG = "from pathlib import Path\nwith (Path(__file__).parent / 'log').open('a', encoding='utf-8') as f: f.write('x')\n"
 
@@ -14,7 +14,7 @@ LOG = "from pathlib import Path\nwith (Path(__file__).parent / 'log').open('a', 
 def test_a_file_runs_once_a_process(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(f"{LOG}def f(): return 1\ndef g(): return f")
-    assert load_object(f"{file}:f") is load_object(f"{file}:g")() is load_file(file).f
+    assert load_object(f"{file}:f") is load_object(f"{file}:g")()
     assert (tmp_path / "log").read_text() == "x"
 
 
@@ -22,7 +22,7 @@ def test_a_file_that_raised_runs_again(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("1 / 0")
     with pytest.raises(UserCodeError, match="ZeroDivisionError"):
-        load_file(file)
+        load_object(f"{file}:x")
     file.write_text("x = 1 + 2")  # of another length: Python would take the code compiled a moment ago
     assert load_object(f"{file}:x") == 3
 

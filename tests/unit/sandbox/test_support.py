@@ -18,7 +18,7 @@ OPEN = Support(0, True, {"files": "no Landlock"})
 
 @pytest.mark.parametrize("mode", ["auto", "off"])
 def test_a_service_says_which_protections_its_user_code_lacks(mode: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    user = {"mine": UserReward(path=Path("mine.py"))}
+    user = {"mine": UserReward(function="mine.py:score")}
     monkeypatch.setattr(support, "find_support", lambda: Support(6, True))
     assert support.list_notes(user, "auto") == {}
     monkeypatch.setattr(support, "find_support", lambda: OPEN)

@@ -62,7 +62,7 @@ def test_the_guard_trips_soon_after_a_collapse_begins_and_says_from_where_to_whe
 
 @pytest.mark.parametrize("action", ["rollback", "stop", "warn", "ignore"])
 def test_the_guard_acts_as_set(action: str) -> None:
-    guards, (_, collapse, latest) = build_guards(f"collapse.action={action}"), COLLAPSES["repetition_rate"]
+    guards, (_, collapse, latest) = build_guards(f"actions.collapse={action}"), COLLAPSES["repetition_rate"]
     trips = [guards.check({**HEALTHY, **step}, 10) for step in make_series("repetition_rate", collapse, latest)][-1]
     assert [(trip.guard, trip.action) for trip in trips] == ([] if action == "ignore" else [("collapse", action)])
 

@@ -24,13 +24,18 @@ PASSED = {
 }
 
 
-def build(args: dict[str, Any]) -> FSDPEngineConfig:
-    return build_engine_config(resolve_engine(TrainingEngineSettings(args=args), False), 100)
+ON_A_GPU = {"fsdp_size": 2, "offload_policy": True, "optimizer_offload": True, "param_offload": True}
+
+
+def build(args: dict[str, Any], on_gpu: bool = False) -> FSDPEngineConfig:
+    return build_engine_config(resolve_engine(TrainingEngineSettings(args=args), on_gpu), 100)
 
 
 def test_a_field_reaches_verl() -> None:
     config = build(PASSED)
     assert {name: getattr(config, name) for name in PASSED} == PASSED
+    config = build(ON_A_GPU, on_gpu=True)
+    assert {name: getattr(config, name) for name in ON_A_GPU} == ON_A_GPU
     wrapped = {"transformer_layer_cls_to_wrap": ["Qwen2DecoderLayer"]}
     config = build({"wrap_policy": wrapped})
     config.wrap_policy["more"] = 1
@@ -41,7 +46,7 @@ def test_every_field_of_verl_is_passed_set_by_a_setting_or_refused_with_a_reason
     fields = {field.name for field in dataclasses.fields(FSDPEngineConfig) if not field.name.startswith("_")}
     known = engine_config._SETTINGS.keys() | engine_config._REFUSED.keys()
     assert known <= fields
-    assert fields - known == PASSED.keys() | {"wrap_policy"}
+    assert fields - known == PASSED.keys() | ON_A_GPU.keys() | {"wrap_policy"}
 
 
 @pytest.mark.parametrize(
@@ -54,7 +59,7 @@ def test_every_field_of_verl_is_passed_set_by_a_setting_or_refused_with_a_reason
         ),
         ("zzz", 1, r"args\.zzz is no field of verl's FSDPEngineConfig$"),
         ("_target_", "os.system", "is no field"),
-        ("fsdp_size", 2, r"is set by trainer\.engine\.fsdp_size: set that instead"),
+        ("mixed_precision", {}, r"is set by trainer\.engine\.param_dtype: set that instead"),
         ("model_dtype", "bf16", "the trained weights must be fp32"),
         ("ulysses_sequence_parallel_size", 2, "each on one process; leave it out"),
         ("forward_prefetch", "yes", r"args\.forward_prefetch = 'yes' is no value for verl"),
@@ -70,9 +75,9 @@ def test_a_field_that_cannot_be_passed_is_named(name: str, value: Any, message: 
 
 def test_processes_that_copies_do_not_divide_are_named() -> None:
     for size, processes in ((-1, 3), (2, 4), (4, 2), (3, 3)):
-        resolve_engine(TrainingEngineSettings(fsdp_size=size), False, processes)
-    with pytest.raises(UserError, match=r"trainer\.engine\.fsdp_size=2 does not divide the 3 processes"):
-        resolve_engine(TrainingEngineSettings(fsdp_size=2), False, 3)
+        resolve_engine(TrainingEngineSettings(args={"fsdp_size": size}), False, processes)
+    with pytest.raises(UserError, match=r"trainer\.engine\.args\.fsdp_size=2 does not divide the 3 processes"):
+        resolve_engine(TrainingEngineSettings(args={"fsdp_size": 2}), False, 3)
 
 
 def test_trained_weights_are_fp32_and_the_reference_is_of_the_type_of_the_passes() -> None:

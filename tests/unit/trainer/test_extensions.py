@@ -39,7 +39,7 @@ def write(folder: Path, text: str) -> str:
 @pytest.mark.parametrize("text", BROKEN)
 def test_a_function_that_cannot_be_loaded_is_named_before_anything_is_built(tmp_path: Path, text: str) -> None:
     source = write(tmp_path, text)
-    for setting in ("trainer.algorithm.estimator", "trainer.actor.policy_loss.function", "data.sampler"):
+    for setting in ("trainer.algorithm.estimator", "trainer.actor.policy_loss.loss_mode", "data.sampler"):
         with pytest.raises(SettingsError) as caught:
             check_functions(load_settings(None, [f"{setting}={source}"], {}))
         assert str(caught.value).startswith(f"{setting} = '{source}'")
@@ -111,7 +111,7 @@ def test_what_an_estimator_gives_is_checked(tmp_path: Path, given: str, found: s
 
 def compute(loss: str, own: torch.Tensor) -> torch.Tensor:
     tensors = build_batch()
-    actor = ActorSettings(policy_loss={"function": loss} if loss else {}, kl_loss_coef=0.02, entropy_coeff=0.03)
+    actor = ActorSettings(policy_loss={"loss_mode": loss} if loss else {}, kl_loss_coef=0.02, entropy_coeff=0.03)
     return run_actor_loss(tensors, draw_matrices(tensors), actor, CorrectionSettings(mode="tis"), own=own)
 
 
@@ -155,13 +155,8 @@ def test_the_gradient_of_the_example_is_that_of_its_formula() -> None:
 @pytest.mark.parametrize("given", ["None", "log_prob", "log_prob.detach().sum()", "3.0"])
 def test_what_a_loss_gives_is_checked(tmp_path: Path, given: str) -> None:
     source = write(tmp_path, f"def f(log_prob, **others): return {given}")
-    with pytest.raises(ExtensionError, match=rf"policy_loss\.function = '{source}' gave .*expected a scalar tensor"):
+    with pytest.raises(ExtensionError, match=rf"policy_loss\.loss_mode = '{source}' gave .*expected a scalar tensor"):
         compute(source, draw_own())
-
-
-def test_a_loss_of_the_users_own_and_another_mode_exclude_each_other() -> None:
-    with pytest.raises(SettingsError, match="function is a loss of your own, and loss_mode is gspo: leave one out"):
-        load_settings(None, ["trainer.actor.policy_loss.function=a:b", "trainer.actor.policy_loss.loss_mode=gspo"], {})
 
 
 def list_issued(batches: Batches, count: int) -> list[int]:

@@ -105,8 +105,8 @@ def test_guards_decide_the_same_after_a_restart() -> None:
 
 
 def test_actions_are_set_and_the_gravest_comes_first() -> None:
-    assert list_trips(build_guards("kl.action=ignore"), {"kl_ref": 5.0}) == [[]]
-    trips = build_guards("kl.action=warn", "entropy.action=rollback", "logprob.action=stop").check(
+    assert list_trips(build_guards("actions.kl=ignore"), {"kl_ref": 5.0}) == [[]]
+    trips = build_guards("actions={kl: warn, entropy: rollback, logprob: stop}").check(
         {**SOUND, "kl_ref": 5.0, "entropy": 0.0, "logprob_diff_mean": 3.0}, 10
     )
     assert [(trip.guard, trip.action) for trip in trips] == [
@@ -116,14 +116,27 @@ def test_actions_are_set_and_the_gravest_comes_first() -> None:
 
 
 def test_only_the_non_finite_guard_acts_by_default() -> None:
-    actions = {name: one.action for name, one in GuardSettings() if hasattr(one, "action")}
+    actions = GuardSettings().actions
     assert {name for name, action in actions.items() if action != "warn"} == {"non_finite"}
     assert set(actions) == {"non_finite", "grad_norm", "kl", "reward", "entropy", "dead_groups", "logprob", "collapse"}
 
 
 @pytest.mark.parametrize(
     ("override", "words"),
-    [("kl.action=pause", "kl.action"), ("grad_norm.threshold=0.5", "grad_norm.threshold"), ("klx.action=warn", "klx")],
+    [
+        ("actions.kl=pause", r"'trainer\.guards\.actions\.kl' is 'pause'"),
+        (
+            "actions.klx=warn",
+            r"'trainer\.guards\.actions': there is no guard 'klx': expected non_finite, grad_norm, kl",
+        ),
+        ("thresholds.klx=1", r"'trainer\.guards\.thresholds': there is no guard 'klx'"),
+        ("thresholds.grad_norm=0.5", r"'trainer\.guards\.thresholds': grad_norm is 0\.5: expected a number above 1"),
+        ("thresholds.reward=1.5", r"reward is 1\.5: expected a number above 0, at most 1"),
+        ("thresholds.dead_groups=1", "dead_groups is 1: expected a number from 0, below 1"),
+        ("thresholds.entropy=-1", "entropy is -1: expected a number from 0"),
+        ("thresholds.collapse=1", "collapse is 1: expected none, this guard has no threshold"),
+        ("thresholds.kl=.nan", r"thresholds\.kl' is nan"),
+    ],
 )
 def test_a_wrong_setting_is_named(override: str, words: str) -> None:
     with pytest.raises(SettingsError, match=words):
@@ -161,5 +174,5 @@ def test_an_unreadable_list_of_rollbacks_is_an_error(tmp_path: Path) -> None:
 def test_a_stop_names_guard_step_and_remedy() -> None:
     error = make_stop_error(4, TRIP)
     assert isinstance(error, UserError)
-    for words in ("'grad_norm'", "step 4", "gradient norm is 99", "trainer.guards.grad_norm"):
+    for words in ("'grad_norm'", "step 4", "gradient norm is 99", "trainer.guards.actions.grad_norm"):
         assert words in str(error)

@@ -19,13 +19,13 @@ from loss_parts import (
     lay_out_prediction,
     run_actor_loss,
 )
-from verl.workers.config import CriticConfig
 from verl.workers.utils.losses import value_loss
 
 from forage_runtime.errors import SettingsError
-from forage_runtime.settings import ActorSettings, CorrectionSettings, CriticSettings, load_settings
+from forage_runtime.settings import ActorSettings, CorrectionSettings, TrainerSettings, load_settings
 from forage_trainer.algorithms.off_policy import compute_correction_metrics, importance_weights
 from forage_trainer.data.tensors import StepTensors
+from forage_trainer.engine.critic_worker import build_critic_config
 
 MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 
@@ -147,13 +147,8 @@ def test_unsampled_tokens_have_weight_one(mode: str, tokens: list[tuple[float, f
 # The critic.
 
 
-def run_critic_loss(tensors: StepTensors, given_: Matrices, critic: CriticSettings) -> torch.Tensor:
-    config = CriticConfig(
-        strategy="fsdp2",
-        ppo_micro_batch_size_per_gpu=1,
-        cliprange_value=critic.cliprange_value,
-        loss_agg_mode=critic.loss_agg_mode,
-    )
+def run_critic_loss(tensors: StepTensors, given_: Matrices, trainer: TrainerSettings) -> torch.Tensor:
+    config = build_critic_config(trainer)
     values = {name: torch.tensor(given_[name]) for name in ("values", "returns")}
     data = tensors.build(range(len(tensors)), values)
     output = {"values": lay_out_prediction(tensors, torch.tensor(given_["predicted"]))}
@@ -161,16 +156,19 @@ def run_critic_loss(tensors: StepTensors, given_: Matrices, critic: CriticSettin
     return loss
 
 
-@pytest.mark.parametrize("agg", MODES[:3])
+@pytest.mark.parametrize("agg", MODES)
 def test_verls_value_loss_is_the_clipped_square_on_state_tokens(agg: str) -> None:
-    tensors, critic = build_batch(), CriticSettings(cliprange_value=0.3, loss_agg_mode=agg)
+    settings = {"critic": {"cliprange_value": 0.3}, "actor": {"loss_agg_mode": agg, "loss_scale_factor": 7}}
+    tensors, trainer = build_batch(), TrainerSettings.model_validate(settings)
     given_ = draw_matrices(tensors)
     close = np.clip(given_["predicted"], given_["values"] - 0.3, given_["values"] + 0.3)
     squares = np.maximum((given_["predicted"] - given_["returns"]) ** 2, (close - given_["returns"]) ** 2)
-    result = run_critic_loss(tensors, given_, critic)
-    assert float(result) == pytest.approx(0.5 * aggregate(squares, tensors.mask.numpy(), agg), rel=1e-5)
+    result = run_critic_loss(tensors, given_, trainer)
+    assert float(result) == pytest.approx(
+        0.5 * aggregate(squares, tensors.mask.numpy(), agg if agg in MODES[:3] else MODES[0]), rel=1e-5
+    )
     poisoned = {name: np.where(tensors.mask == 1, value, 99.0) for name, value in given_.items()}
-    assert torch.equal(run_critic_loss(tensors, poisoned, critic), result)
+    assert torch.equal(run_critic_loss(tensors, poisoned, trainer), result)
 
 
 # Settings.
@@ -184,7 +182,7 @@ def test_verls_value_loss_is_the_clipped_square_on_state_tokens(agg: str) -> Non
         ("trainer.actor.clip_ratio_c=1", "clip_ratio_c"),
         ("trainer.critic_warmup=3", "adv_estimator grpo has none"),
         ("trainer.algorithm.rollout_correction.mode=truncate", "rollout_correction.mode"),
-        ("trainer.algorithm.rollout_correction.icepop_low=1.5", "icepop_low"),
+        ("trainer.algorithm.rollout_correction.icepop=[1.5, 5]", r"icepop is \[1\.5, 5\]: expected"),
     ],
 )
 def test_contradictory_settings_are_refused(override: str, sentence: str) -> None:

@@ -117,14 +117,14 @@ PARAMETERS: dict[str, dict[str, float]] = {
     "dro": {"dro_beta": BETA},
     "clip_cov": {"clip_cov_ratio": 1.0, "clip_cov_lb": 0.1, "clip_cov_ub": 1.5},
     "kl_cov": {"kl_cov_ratio": KL_SHARE, "ppo_kl_coef": KL_COEF},
+    "sapo": {"tau_pos": TAU_POS, "tau_neg": TAU_NEG},
 }
 
 
 def build_actor(mode: str, aggregation: str) -> ActorSettings:
-    values: dict[str, Any] = {"loss_mode": mode} | PARAMETERS.get(mode, {})
-    taus = {"tau_pos": TAU_POS, "tau_neg": TAU_NEG} if mode == "sapo" else {}
+    values: dict[str, Any] = {"loss_mode": mode, "args": PARAMETERS.get(mode, {})}
     return ActorSettings.model_validate(
-        {"policy_loss": values, "loss_agg_mode": aggregation, "use_kl_loss": False, "clip_ratio": LOW, **taus}
+        {"policy_loss": values, "loss_agg_mode": aggregation, "use_kl_loss": False, "clip_ratio": LOW}
         | {"clip_ratio_high": HIGH, "clip_ratio_c": DUAL}
     )
 
@@ -210,10 +210,21 @@ def test_a_loss_does_not_depend_on_how_rows_are_cut_into_micro_batches(mode: str
         (["policy_loss.loss_mode=gspoo"], "gspo"),
         (["policy_loss.loss_mode=bypass_mode"], "vanilla"),
         (["policy_loss.loss_mode=sapo"], "sapo is a mean over trajectories, not token-mean"),
-        (["policy_loss.kl_cov_ratio=0.1"], "kl_cov_ratio is for loss_mode kl_cov, not vanilla"),
-        (["policy_loss.loss_mode=dro"], "dro needs dro_beta"),
-        (["policy_loss.loss_mode=clip_cov", "policy_loss.clip_cov_lb=6"], "must be below clip_cov_ub"),
-        (["tau_neg=2.0"], "for policy_loss.loss_mode sapo, not vanilla"),
+        (
+            ["policy_loss.args.kl_cov_ratio=0.1"],
+            "args has kl_cov_ratio, and loss_mode vanilla takes none: leave it out",
+        ),
+        (
+            ["policy_loss.loss_mode=kl_cov", "policy_loss.args.beta=1"],
+            "takes kl_cov_ratio and ppo_kl_coef: leave it out",
+        ),
+        (["policy_loss.loss_mode=a.py:f", "policy_loss.args.beta=1"], "args has beta, and loss_mode a.py:f takes none"),
+        (["policy_loss.loss_mode=dro"], r"dro needs args\.dro_beta: a number above 0"),
+        (
+            ["policy_loss.loss_mode=dro", "policy_loss.args.dro_beta=0"],
+            "dro_beta of loss_mode dro is 0: expected a number",
+        ),
+        (["policy_loss.loss_mode=clip_cov", "policy_loss.args.clip_cov_lb=6"], "must be below args.clip_cov_ub"),
         (["policy_loss.loss_mode=geo_mean", "loss_agg_mode=seq-mean-token-mean"], None),
     ],
 )

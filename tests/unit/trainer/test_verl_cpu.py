@@ -37,13 +37,16 @@ def test_micro_batches_have_the_number_that_another_process_needs(
         {"attn_implementation": "flash_attention_2"},
         {"attn_implementation": "flex_attention"},
         {"param_dtype": "bf16"},
-        {"param_offload": True},
-        {"optimizer_offload": True},
-        {"offload_policy": True},
+        {"args": {"param_offload": True}},
+        {"args": {"optimizer_offload": True}},
+        {"args": {"offload_policy": True}},
     ],
 )
 def test_settings_that_need_a_gpu_are_refused_without_one(setting: dict[str, object]) -> None:
     ((name, value),) = setting.items()
+    if isinstance(value, dict):
+        ((argument, value),) = value.items()
+        name = f"args.{argument}"
     with pytest.raises(UserError, match=rf"trainer\.engine\.{name}={value} needs a GPU"):
         resolve_engine(TrainingEngineSettings.model_validate(setting), on_gpu=False)
 
@@ -68,7 +71,7 @@ def test_engine_defaults_follow_from_the_machine(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("setting", "named"),
     [
-        ("engine.fsdp_size=0", "fsdp_size is 0"),
+        ("engine.args.fsdp_size=0", "fsdp_size is 0"),
         ("engine.attn_implementation=fast", "attn_implementation"),
         ("engine.param_dtype=int8", "param_dtype"),
         ("lora.lora_rank=-1", "lora_rank"),

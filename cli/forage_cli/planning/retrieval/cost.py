@@ -78,7 +78,7 @@ def estimate_cost(retriever: RetrieverSettings, corpus: Corpus, load: Load = "ba
     """
     if corpus.passages is None:
         raise UnknownCostError("not checked: the number of passages is not known (--passages)")
-    if retriever.rerank.model or retriever.rerank.url:
+    if retriever.rerank.model:
         raise UnknownCostError("not measured: reranking (retriever.rerank)")
     encoding = search = 0.0
     recall = None

@@ -9,7 +9,6 @@ from forage_runtime.settings.actor import (
     ActorSettings,
     CriticSettings,
     LoraSettings,
-    LossMode,
     OptimSettings,
     PolicyLossSettings,
     TrainingEngineSettings,
@@ -33,7 +32,7 @@ from forage_runtime.settings.retriever import (
     RetrievalMode,
     RetrieverSettings,
 )
-from forage_runtime.settings.reward import RewardComponent, RewardRoute, RewardSettings, UserReward
+from forage_runtime.settings.reward import RewardPart, RewardRoute, RewardSettings, UserReward
 from forage_runtime.settings.rollout import EngineSettings, EnvironmentRoute, ReplicaSettings, RolloutSettings
 from forage_runtime.settings.run import LocalGpuSettings, LocalSettings, ModelSettings, RedisSettings, RunSettings
 from forage_runtime.settings.security import SecuritySettings, TlsSettings

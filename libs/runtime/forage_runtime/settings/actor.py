@@ -2,33 +2,56 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from forage_runtime.settings.algorithm import KlKind
-from forage_runtime.settings.base import FunctionName, Section
+from forage_runtime.settings.base import Number, Section, is_function_name
 
 ActorAggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-CriticAggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
 
 
-class LossMode(StrEnum):
-    """The policy losses of verl that can be trained with, by verl's names."""
+_ABOVE_0 = ("a number above 0", lambda number: number > 0)
+_SHARE = ("a number above 0, at most 1", lambda number: 0 < number <= 1)
+POLICY_LOSSES: Mapping[str, Mapping[str, Number]] = {
+    "vanilla": {},
+    "gspo": {},
+    "cispo": {},
+    "sapo": {"tau_pos": Number(1.0, *_ABOVE_0), "tau_neg": Number(1.05, *_ABOVE_0)},
+    "gpg": {},
+    "clip_cov": {
+        "clip_cov_ratio": Number(0.0002, *_SHARE), "clip_cov_lb": Number(1.0), "clip_cov_ub": Number(5.0),
+    },
+    "kl_cov": {
+        "kl_cov_ratio": Number(0.0002, *_SHARE),
+        "ppo_kl_coef": Number(0.1, "a number from 0", lambda number: number >= 0),
+    },
+    "geo_mean": {},
+    "dppo_tv": {},
+    "dppo_kl": {},
+    "dro": {"dro_beta": Number(None, *_ABOVE_0)},
+}  # fmt: skip
+"""The policy losses of verl that can be trained with, by verl's names, and the arguments of each."""
 
-    VANILLA = "vanilla"
-    GSPO = "gspo"
-    CISPO = "cispo"
-    SAPO = "sapo"
-    GPG = "gpg"
-    CLIP_COV = "clip_cov"
-    KL_COV = "kl_cov"
-    GEO_MEAN = "geo_mean"
-    DPPO_TV = "dppo_tv"
-    DPPO_KL = "dppo_kl"
-    DRO = "dro"
+
+def _check_loss_mode(mode: str) -> str:
+    if mode not in POLICY_LOSSES and not is_function_name(mode):
+        names = ", ".join(POLICY_LOSSES)
+        raise ValueError(f"expected {names}, or a loss of your own, FILE.py:FUNCTION or MODULE:FUNCTION")
+    return mode
+
+
+_MODES = "|".join(POLICY_LOSSES)
+_LossMode = Annotated[
+    str,
+    AfterValidator(_check_loss_mode),
+    Field(json_schema_extra={"pattern": f"^({_MODES})$|:"}),
+    f"{_MODES.replace('|', ' | ')} | FILE.py:FUNCTION | MODULE:FUNCTION",
+]
 
 
 class OptimSettings(Section):
@@ -40,47 +63,52 @@ class OptimSettings(Section):
         "constant", description="Course of the learning rate from the warm-up to total_training_steps"
     )
     min_lr_ratio: float = Field(0.0, ge=0, le=1, description="cosine, linear: lowest learning rate, as a share of lr")
-    num_cycles: float = Field(0.5, gt=0, allow_inf_nan=False, description="cosine: its periods; 0.5: down once")
     weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay")
     clip_grad: float = Field(1.0, gt=0, description="Largest gradient norm; larger gradients are scaled down")
 
     @model_validator(mode="after")
     def _check_schedule(self) -> OptimSettings:
-        kind = self.lr_scheduler_type
-        if (self.min_lr_ratio and kind == "constant") or (self.num_cycles != 0.5 and kind != "cosine"):
-            name = "num_cycles" if self.num_cycles != 0.5 else "min_lr_ratio"
-            raise ValueError(f"{name} means nothing to lr_scheduler_type {kind}: leave it out, or take cosine")
+        if self.min_lr_ratio and self.lr_scheduler_type == "constant":
+            raise ValueError("min_lr_ratio means nothing to lr_scheduler_type constant: leave it out, or take cosine")
         return self
 
 
 class PolicyLossSettings(Section):
-    """The policy loss, one of verl's; names as verl's."""
+    """The policy loss, one of verl's or your own; names as verl's."""
 
-    loss_mode: LossMode = Field(LossMode.VANILLA, description="Policy loss; vanilla: PPO's clipped one")
-    function: FunctionName = Field(
-        "", description="A policy loss of your own, FILE.py:FUNCTION or MODULE:FUNCTION, with verl's arguments"
+    loss_mode: _LossMode = Field(
+        "vanilla", description="Policy loss; vanilla: PPO's clipped one; a function of your own has verl's arguments"
     )
-    clip_cov_ratio: float = Field(0.0002, gt=0, le=1, description="clip_cov: share of tokens without a gradient")
-    clip_cov_lb: float = Field(1.0, description="clip_cov: such tokens have a covariance above this")
-    clip_cov_ub: float = Field(5.0, description="clip_cov: such tokens have a covariance below this")
-    kl_cov_ratio: float = Field(0.0002, gt=0, le=1, description="kl_cov: share of tokens with a KL penalty")
-    ppo_kl_coef: float = Field(0.1, ge=0, description="kl_cov: coefficient of that penalty")
-    dro_beta: float | None = Field(None, gt=0, description="dro: coefficient of the squared log-ratio; needed there")
+    args: dict[str, float] = Field(
+        default_factory=dict,
+        description="Its arguments; sapo: tau_pos, tau_neg; clip_cov: clip_cov_ratio, clip_cov_lb, clip_cov_ub;"
+        " kl_cov: kl_cov_ratio, ppo_kl_coef; dro: dro_beta",
+    )
+
+    @property
+    def function(self) -> str:
+        """The loss of the user's own; empty: it is one of verl's."""
+        return "" if self.loss_mode in POLICY_LOSSES else self.loss_mode
+
+    @property
+    def all_args(self) -> dict[str, float]:
+        """`args`, and the defaults of those that it leaves out."""
+        known = POLICY_LOSSES.get(self.loss_mode, {})
+        return {name: number.default for name, number in known.items() if number.default is not None} | self.args
 
     @model_validator(mode="after")
-    def _check_parameters(self) -> PolicyLossSettings:
-        owners = {"clip_cov": LossMode.CLIP_COV, "kl_cov": LossMode.KL_COV, "ppo_kl": LossMode.KL_COV}
-        owners["dro"] = LossMode.DRO
-        for name, field in type(self).model_fields.items():
-            owner = next((owner for prefix, owner in owners.items() if name.startswith(f"{prefix}_")), None)
-            if owner not in (None, self.loss_mode) and getattr(self, name) != field.default:
-                raise ValueError(f"{name} is for loss_mode {owner}, not {self.loss_mode}: leave it out")
-        if self.function and self.loss_mode is not LossMode.VANILLA:
-            raise ValueError(f"function is a loss of your own, and loss_mode is {self.loss_mode}: leave one out")
-        if self.loss_mode is LossMode.DRO and self.dro_beta is None:
-            raise ValueError("loss_mode dro needs dro_beta: give the coefficient of the squared log-ratio, such as 0.1")
-        if self.clip_cov_lb >= self.clip_cov_ub:
-            raise ValueError(f"clip_cov_lb = {self.clip_cov_lb} must be below clip_cov_ub = {self.clip_cov_ub}")
+    def _check_args(self) -> PolicyLossSettings:
+        known = POLICY_LOSSES.get(self.loss_mode, {})
+        for name, value in self.args.items():
+            if name not in known:
+                takes = f"takes {' and '.join(known)}" if known else "takes none"
+                raise ValueError(f"args has {name}, and loss_mode {self.loss_mode} {takes}: leave it out")
+            known[name].check(f"args.{name} of loss_mode {self.loss_mode}", value)
+        if missing := sorted(known.keys() - self.all_args.keys()):
+            raise ValueError(f"loss_mode {self.loss_mode} needs args.{missing[0]}: {known[missing[0]].expected}")
+        low, high = (self.all_args.get(f"clip_cov_{name}", math.nan) for name in ("lb", "ub"))
+        if low >= high:
+            raise ValueError(f"args.clip_cov_lb = {low} must be below args.clip_cov_ub = {high}")
         return self
 
 
@@ -94,8 +122,6 @@ class ActorSettings(Section):
     clip_ratio_high: float = Field(0.28, gt=0, description="Upper clipping of the ratio, at 1 + clip_ratio_high")
     clip_ratio_c: float = Field(3.0, gt=1, description="Dual clip: highest ratio of tokens with a negative advantage")
     policy_loss: PolicyLossSettings = PolicyLossSettings()
-    tau_pos: float = Field(1.0, gt=0, description="sapo: steepness of the gate on tokens with a positive advantage")
-    tau_neg: float = Field(1.05, gt=0, description="sapo: steepness of the gate on all other tokens")
     loss_agg_mode: ActorAggregation = Field("token-mean", description="How token losses are aggregated to one loss")
     loss_scale_factor: int | None = Field(
         None, ge=1, description="seq-mean-token-sum-norm (Dr. GRPO): divisor of a sum over tokens"
@@ -109,13 +135,11 @@ class ActorSettings(Section):
     @model_validator(mode="after")
     def _check_loss(self) -> ActorSettings:
         mode = self.policy_loss.loss_mode
-        if mode in (LossMode.SAPO, LossMode.GEO_MEAN) and self.loss_agg_mode != "seq-mean-token-mean":
+        if mode in ("sapo", "geo_mean") and self.loss_agg_mode != "seq-mean-token-mean":
             raise ValueError(
                 f"policy_loss.loss_mode {mode} is a mean over trajectories, not {self.loss_agg_mode}: "
                 "set loss_agg_mode=seq-mean-token-mean"
             )
-        if mode is not LossMode.SAPO and (self.tau_pos, self.tau_neg) != (1.0, 1.05):
-            raise ValueError(f"tau_pos and tau_neg are for policy_loss.loss_mode sapo, not {mode}: leave them out")
         return self
 
     @model_validator(mode="after")
@@ -127,16 +151,23 @@ class ActorSettings(Section):
         return self
 
 
+class CriticOptimSettings(Section):
+    """The critic's AdamW optimizer; the rest is as in trainer.actor.optim."""
+
+    lr: float = Field(1e-5, gt=0, description="Learning rate after warm-up")
+    lr_warmup_steps: int = Field(0, ge=0, description="Steps over which the learning rate rises from 0")
+
+
 class CriticSettings(Section):
-    """The value model that adv_estimator gae needs; names as verl's."""
+    """The value model that adv_estimator gae needs; names as verl's.
+
+    Epochs, mini-batches, micro-batches and the aggregation of its loss are the actor's; for seq-mean-token-sum-norm,
+    whose divisor is the actor's own, token-mean.
+    """
 
     path: Path | None = Field(None, description="Model folder from which the critic starts; null: model.path")
-    optim: OptimSettings = OptimSettings(lr=1e-5)
-    ppo_mini_batch_size: int = Field(16, ge=1, description="Prompts per update; must divide data.train_batch_size")
-    ppo_epochs: int = Field(1, ge=1, description="Passes over a batch")
+    optim: CriticOptimSettings = CriticOptimSettings()
     cliprange_value: float = Field(0.5, gt=0, description="Largest change of a predicted value in one step")
-    loss_agg_mode: CriticAggregation = Field("token-mean", description="How token losses are aggregated to one loss")
-    ppo_max_token_len_per_gpu: int = Field(8192, ge=1, description="Most tokens of a micro-batch per process")
 
 
 class TrainingEngineSettings(Section):
@@ -155,15 +186,28 @@ class TrainingEngineSettings(Section):
     enable_gradient_checkpointing: bool | None = Field(
         None, description="Recompute activations in the backward pass: less memory, slower"
     )
-    param_offload: bool = Field(False, description="GPU: keep parameters in host memory while they are not used")
-    optimizer_offload: bool = Field(False, description="GPU: keep optimizer state in host memory while it is not used")
-    offload_policy: bool = Field(
-        False, description="GPU: keep parameters, gradients and optimizer state in host memory at all times"
-    )
-    fsdp_size: int = Field(-1, description="Processes that shard one copy of the parameters; -1: all")
     args: Annotated[dict[str, Any], "map of values"] = Field(
-        default_factory=dict, description="Further fields of verl's FSDPEngineConfig, by its names"
+        default_factory=dict,
+        description="Fields of verl's FSDPEngineConfig, by its names, such as offload_policy (GPU: parameters,"
+        " gradients and optimizer state in host memory at all times), param_offload and optimizer_offload (while they"
+        " are not used), fsdp_size (processes that shard one copy of the parameters; -1: all)",
     )
+
+    @property
+    def param_offload(self) -> bool:
+        return bool(self.args.get("param_offload"))
+
+    @property
+    def optimizer_offload(self) -> bool:
+        return bool(self.args.get("optimizer_offload"))
+
+    @property
+    def offload_policy(self) -> bool:
+        return bool(self.args.get("offload_policy"))
+
+    @property
+    def fsdp_size(self) -> int:
+        return int(self.args.get("fsdp_size", -1))
 
     @model_validator(mode="after")
     def _check_consistency(self) -> TrainingEngineSettings:
@@ -174,8 +218,9 @@ class TrainingEngineSettings(Section):
             )
         if self.use_remove_padding is False and self.attn_implementation == "varlen":
             raise ValueError("attn_implementation varlen needs packed rows: leave use_remove_padding=false out")
-        if self.fsdp_size == 0 or self.fsdp_size < -1:
-            raise ValueError(f"fsdp_size is {self.fsdp_size}: expected -1 or at least 1")
+        size = self.args.get("fsdp_size", -1)
+        if not isinstance(size, int) or size == 0 or size < -1:
+            raise ValueError(f"args.fsdp_size is {size!r}: expected -1 or at least 1")
         return self
 
 

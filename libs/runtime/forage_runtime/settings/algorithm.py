@@ -55,13 +55,19 @@ class CorrectionSettings(Section):
     mode: Literal["none", "tis", "decoupled", "icepop"] = Field(
         "tis",
         description="Weight of a token: none: 1; tis: the ratio, at most rollout_is_threshold; decoupled: the ratio; "
-        "icepop: the ratio, 0 outside icepop_low to icepop_high",
+        "icepop: the ratio, 0 outside icepop",
     )
     rollout_is_threshold: float = Field(2.0, gt=1, description="tis: highest weight")
-    icepop_low: float = Field(0.5, gt=0, le=1, description="icepop: lowest ratio with a weight above 0")
-    icepop_high: float = Field(
-        5.0, ge=1, allow_inf_nan=False, description="icepop: highest ratio with a weight above 0"
+    icepop: tuple[float, float] = Field(
+        (0.5, 5.0), description="icepop: lowest and highest ratio with a weight above 0; 1 is between them"
     )
+
+    @model_validator(mode="after")
+    def _check_icepop(self) -> CorrectionSettings:
+        low, high = self.icepop
+        if not 0 < low <= 1 <= high:
+            raise ValueError(f"icepop is [{low:g}, {high:g}]: expected a number above 0 up to 1, and one from 1")
+        return self
 
 
 class OverlongSettings(Section):
@@ -87,11 +93,10 @@ class OverlongSettings(Section):
 
 
 class ProbePenaltySettings(Section):
-    """A penalty on advantages for overconfidence, measured by probing a trajectory of each group at every step."""
+    """A penalty on advantages for overconfidence: a trajectory of each group is probed at every step, as trainer.probe
+    says."""
 
     coef: float = Field(0.0, ge=0, allow_inf_nan=False, description="Factor of the overconfidence; 0: no probes")
-    points: int = Field(10, ge=1, description="Truncations of a chain of thought, besides the empty one")
-    samples: int = Field(10, ge=1, description="Answers that are sampled per truncation")
 
 
 class AlgorithmSettings(Section):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable
 from ipaddress import IPv6Address
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, AllowInfNan, BaseModel, BeforeValidator, ConfigDict, Field
@@ -14,12 +16,16 @@ _HOST = re.compile(r"(\[[0-9a-f:.%]*\]|[^:@\[\]\s]*)(:\d{1,5})?", re.IGNORECASE)
 _IS_REDIS = re.compile(r"rediss?(\+|$)|unix$", re.IGNORECASE)
 _IS_WEB = re.compile(r"https?$", re.IGNORECASE)
 
+_FUNCTION = r"(.+\.py|[^\W\d][\w.]*):[^\W\d]\w*"
 
-_FUNCTION = re.compile(r"(.+\.py|[^\W\d][\w.]*):[^\W\d]\w*")
+
+def is_function_name(source: str) -> bool:
+    """Whether it is FILE.py:FUNCTION or MODULE:FUNCTION."""
+    return bool(re.fullmatch(_FUNCTION, source))
 
 
 def _check_function(source: str) -> str:
-    if source and not _FUNCTION.fullmatch(source):
+    if source and not is_function_name(source):
         raise ValueError("expected FILE.py:FUNCTION or MODULE:FUNCTION, such as my_code.py:leave_one_out")
     return source
 
@@ -92,15 +98,26 @@ def check_web(url: str) -> str:
         ValueError: it is no address of the web, nor empty.
     """
     if not re.match(_WEB, url):
-        raise ValueError("expected an address such as http://host:8080 or https://host, or nothing")
+        raise ValueError("expected an address such as http://host:8080 or https://host")
     return url
 
 
-_WEB = r"^$|^https?://[^\s]+$"
-WebUrl = Annotated[
-    str, BeforeValidator(check_url), AfterValidator(check_web), Field(json_schema_extra={"pattern": _WEB})
-]
-"""An address of the web, or none."""
+_WEB = r"^https?://[^\s]+$"
+
+
+def _check_model(model: str) -> str:
+    return check_web(model) if "://" in model else model
+
+
+ModelSource = Annotated[str, BeforeValidator(check_url), AfterValidator(_check_model)]
+"""A model: its folder or another name of it, or the web address of a server that has it."""
+
+
+def find_server(model: str) -> str:
+    """The address in a `ModelSource`; empty: it is a model of this machine."""
+    return model if "://" in model else ""
+
+
 ADDRESS = r"([^:/\s\[\]]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}"
 # A string in the annotation names the type in descriptions.
 Address = Annotated[
@@ -113,6 +130,22 @@ Device = Annotated[
     Literal["auto", "cpu", "gpu", "cuda"], AfterValidator(lambda device: "gpu" if device == "cuda" else device)
 ]
 """Where a service computes: auto, cpu or gpu; cuda is another word for gpu, and is read as such."""
+
+
+class Number(NamedTuple):
+    """A number that a map holds under a name: its default (None: it must be given), and which values it takes."""
+
+    default: float | None
+    expected: str = "a number"
+    is_valid: Callable[[float], bool] = math.isfinite
+
+    def check(self, name: str, value: float) -> None:
+        """
+        Raises:
+            ValueError: it is another value.
+        """
+        if not self.is_valid(value):
+            raise ValueError(f"{name} is {value:g}: expected {self.expected}")
 
 
 class Section(BaseModel):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from forage_runtime.settings.base import Address, Device, Section, WebUrl
+from forage_runtime.settings.base import Address, Device, ModelSource, Section, find_server
 
 
 class EncoderPrecision(StrEnum):
@@ -28,7 +28,11 @@ class RetrievalMode(StrEnum):
 class EncoderSettings(Section):
     """The model that turns queries and passages into vectors."""
 
-    model: str = Field("minilm", description="minilm (bundled), or a model folder in Hugging Face layout")
+    model: ModelSource = Field(
+        "minilm",
+        description="minilm (bundled), a model folder in Hugging Face layout, or the URL of a text-embeddings-inference"
+        " server",
+    )
     convention: str = Field(
         "auto",
         description="Prefixes, pooling and length of a model family: minilm, e5, bge, …; auto: by the model's name",
@@ -37,15 +41,27 @@ class EncoderSettings(Section):
         EncoderPrecision.AUTO,
         description="auto: fp16 on a GPU, int8 on CPUs; int8 computes on CPUs, fp16 on a GPU, fp32 on either",
     )
-    url: WebUrl = Field("", description="text-embeddings-inference endpoint that encodes queries instead; empty: none")
+
+    @property
+    def url(self) -> str:
+        """The server that encodes; empty: a model of this machine."""
+        return find_server(self.model)
 
 
 class RerankSettings(Section):
     """The cross-encoder that reorders the best passages."""
 
-    model: str = Field("", description="Folder of a cross-encoder in Hugging Face layout; empty: none")
-    url: WebUrl = Field("", description="text-embeddings-inference endpoint with /rerank; empty: none")
+    model: ModelSource = Field(
+        "",
+        description="Folder of a cross-encoder in Hugging Face layout, or the URL of a text-embeddings-inference server"
+        " with /rerank; empty: none",
+    )
     depth: int = Field(20, ge=1, description="Passages per query that are reranked")
+
+    @property
+    def url(self) -> str:
+        """The server that reranks; empty: none does."""
+        return find_server(self.model)
 
 
 class RetrieverSettings(Section):
@@ -75,9 +91,6 @@ class RetrieverSettings(Section):
     rerank: RerankSettings = RerankSettings()
     shards: tuple[Address, ...] = Field(
         (), description="gRPC addresses of retrievers that each hold a part of the corpus, whose results are merged"
-    )
-    max_waiting: int = Field(
-        65_536, ge=1, description="Most queries in the queue; further requests get 503 with Retry-After"
     )
     cache_bytes: int = Field(
         64 * 2**20, ge=0, description="Memory of recent results, which repeated queries get at once; 0: none are kept"

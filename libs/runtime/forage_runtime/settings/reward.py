@@ -2,73 +2,107 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    WrapSerializer,
+    field_validator,
+    model_validator,
+)
 
-from forage_runtime.settings.base import Address, Params, Section
+from forage_runtime.settings.base import Address, Params, Section, is_function_name
 from forage_runtime.settings.security import UserCode
 
 
-class RewardComponent(Section):
-    """One of the rewards that are added up."""
+class RewardPart(Section):
+    """The reward of a data source, or one of those of a list, whose weighted scores are added up."""
 
     name: str = Field(min_length=1, description="Name of a registered reward")
     label: str = Field(
         "",
         pattern=r"^([A-Za-z0-9][A-Za-z0-9_-]*)?$",
-        description="Name of the component in scores and metrics; empty: the reward's name",
+        description="Name of the part in scores and metrics; empty: the reward's name",
     )
-    weight: float = Field(1.0, allow_inf_nan=False, description="Factor of the component in the total")
+    weight: float = Field(1.0, allow_inf_nan=False, description="Factor of the part in the total")
     params: Params = Field(default_factory=dict, description="Parameters of the reward")
-
-
-class RewardRoute(Section):
-    """The reward of a data source: one registered reward, or a weighted sum of several."""
-
-    name: str = Field("", description="Name of a registered reward; exclusive with components")
-    params: Params = Field(default_factory=dict, description="Parameters of the reward")
-    components: tuple[RewardComponent, ...] | None = Field(
-        None, min_length=1, description="Rewards whose weighted scores are added up; exclusive with name"
-    )
 
     @property
     def title(self) -> str:
-        """The reward, or the components joined by "+"."""
-        return "+".join(part.label or part.name for part in self.components or ()) or self.name
+        return self.label or self.name
 
-    @model_validator(mode="after")
-    def _check_form(self) -> RewardRoute:
-        if bool(self.name) == (self.components is not None):
-            raise ValueError("give either the name of one reward or components")
-        if self.components is not None and self.params:
-            raise ValueError("params belong to each of the components")
-        labels = [part.label or part.name for part in self.components or ()]
-        for label in labels:
-            if labels.count(label) > 1:
-                raise ValueError(f"two components are called {label!r}: give each a label of its own")
-        return self
+    @property
+    def is_plain(self) -> bool:
+        """Whether its score is the reward's own."""
+        return not self.label and self.weight == 1
+
+
+def _accept_one(value: Any) -> Any:
+    return (value,) if isinstance(value, Mapping | RewardPart) else value
+
+
+def _write_one(parts: tuple[RewardPart, ...], write: SerializerFunctionWrapHandler) -> Any:
+    written = write(parts)
+    return written[0] if len(written) == 1 else written
+
+
+def _check_titles(parts: tuple[RewardPart, ...]) -> tuple[RewardPart, ...]:
+    titles = [part.title for part in parts]
+    for title in titles:
+        if titles.count(title) > 1:
+            raise ValueError(f"two parts are called {title!r}: give each a label of its own")
+    return parts
+
+
+RewardRoute = Annotated[
+    tuple[RewardPart, ...],
+    BeforeValidator(_accept_one),
+    Field(min_length=1),
+    AfterValidator(_check_titles),
+    WrapSerializer(_write_one),
+    "section or list of section",
+]
+"""The reward of a data source: a part, or several that are added up."""
+
+
+def make_route(name: str, params: Mapping[str, float | int | str | bool] | None = None) -> tuple[RewardPart, ...]:
+    """The route of a single reward."""
+    return (RewardPart(name=name, params=dict(params or {})),)
+
+
+def join_titles(route: Sequence[RewardPart]) -> str:
+    """The reward of a route, or its parts joined by "+"."""
+    return "+".join(part.title for part in route)
 
 
 class UserReward(UserCode):
     """A reward function of your own; it runs in separate processes with limits, without network and files."""
 
-    path: Path | None = Field(None, description="Python file with the function; exclusive with entry_point")
-    entry_point: str = Field(
-        "", description="module:function, or a name in the entry point group forage.rewards; exclusive with path"
+    function: str = Field(
+        description="FILE.py:FUNCTION, MODULE:FUNCTION, or a name in the entry point group forage.rewards"
     )
-    function: str = Field("score", pattern=r"^[A-Za-z_]\w*$", description="Name of the function in the file")
     timeout_s: float = Field(5.0, gt=0, description="Limit of one call, after which its process is restarted")
     memory_mib: int = Field(
         1024, ge=16, description="Memory that the function may use beyond that of an empty interpreter"
     )
     processes: int = Field(1, ge=1, description="Processes per worker, each with one call at a time")
 
-    @model_validator(mode="after")
-    def _check_source(self) -> UserReward:
-        if (self.path is None) == (not self.entry_point):
-            raise ValueError("give either path or entry_point")
-        return self
+    @field_validator("function")
+    @classmethod
+    def _check_function(cls, source: str) -> str:
+        is_installed = re.fullmatch(r"[\w.-]+", source) and not source.endswith(".py")
+        if not is_installed and not is_function_name(source):
+            raise ValueError(
+                "expected FILE.py:FUNCTION or MODULE:FUNCTION, such as my_reward.py:score, or a name in the entry "
+                "point group forage.rewards"
+            )
+        return source
 
 
 class RewardSettings(Section):
@@ -80,14 +114,26 @@ class RewardSettings(Section):
         None, description="File with the bearer tokens, a line each, one of which callers must send; null: no token"
     )
     routes: dict[str, RewardRoute] = Field(
-        default_factory=lambda: {"world_facts": RewardRoute(name="search_r1_format")},
-        description="Reward of each data source (data_source in the Parquet file)",
+        default_factory=lambda: {"world_facts": make_route("search_r1_format")},
+        description="Reward of each data source (data_source in the Parquet file), or a list of some to add up",
     )
     user: dict[str, UserReward] = Field(default_factory=dict, description="Reward functions of your own, by name")
-    shadow: dict[str, RewardRoute] = Field(
-        default_factory=dict, description="Second reward of a data source, which is only recorded in metrics"
+    shadow: dict[str, str] = Field(
+        default_factory=dict,
+        description="Data source → entry of routes that scores it a second time, only for metrics; such an entry may be"
+        " no data source's",
     )
     workers: int = Field(1, ge=1, description="Processes that serve the gRPC port")
-    max_queue: int = Field(
-        8192, ge=1, description="Most trajectories in progress per worker; further requests get RESOURCE_EXHAUSTED"
-    )
+
+    @property
+    def shadow_routes(self) -> dict[str, RewardRoute]:
+        """Data source → its second reward."""
+        return {source: self.routes[route] for source, route in self.shadow.items()}
+
+    @model_validator(mode="after")
+    def _check_shadow(self) -> RewardSettings:
+        for source, route in self.shadow.items():
+            if route not in self.routes or route == source:
+                others = ", ".join(sorted({*self.routes} - {source})) or "none"
+                raise ValueError(f"shadow.{source} is {route!r}: expected another entry of reward.routes ({others})")
+        return self

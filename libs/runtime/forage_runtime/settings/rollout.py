@@ -24,11 +24,6 @@ class EngineSettings(Section):
     )
     max_num_seqs: int = Field(128, ge=1, description="Most sequences that are sampled at once")
     max_model_len: int = Field(768, ge=16, description="Longest context, prompt and generation together")
-    scheduling: Literal["fcfs", "priority"] = Field(
-        "fcfs",
-        description="Which waiting generation is sampled next; priority: long contexts and those of groups that are"
-        " nearly finished; fcfs: the one that came first",
-    )
     kv_cache_gib: float = Field(1.0, gt=0, description="CPU: size of the KV cache")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="GPU: share of its memory for the engine")
     tensor_parallel_size: int = Field(1, ge=1, description="GPUs that share one replica by tensor parallelism")
@@ -50,14 +45,11 @@ class EngineSettings(Section):
     endpoint_token_file: Path | None = Field(None, description="File with the bearer token of the endpoint")
 
 
-_MOST = "Most replicas; above min, Ray Serve adds replicas as requests queue up"
-
-
 class ReplicaSettings(Section):
     """Replicas of a Ray Serve deployment."""
 
     min: int = Field(1, ge=1, description="Fewest replicas")
-    max: int = Field(1, ge=1, description=_MOST)
+    max: int = Field(1, ge=1, description="Most replicas; above min, Ray Serve adds replicas as requests queue up")
 
     @model_validator(mode="after")
     def _check_order(self) -> ReplicaSettings:
@@ -66,29 +58,10 @@ class ReplicaSettings(Section):
         return self
 
 
-class AgentReplicaSettings(ReplicaSettings):
-    """Agents: a request is a group."""
-
-    max: int = Field(8, ge=1, description=f"{_MOST}, but no more than CPUs where the service starts its own Ray")
-
-
-class DispatcherReplicaSettings(ReplicaSettings):
-    """Dispatchers: what counts are their groups in flight."""
-
-    max: int = Field(
-        4,
-        ge=1,
-        description="Most replicas; above min, Ray Serve adds replicas as groups in flight grow, but no more than CPUs"
-        " where the service starts its own Ray",
-    )
-
-
 class EnvironmentRoute(UserCode):
     """The environment of a data source: a built-in one or your own, which runs in a process of its own."""
 
-    name: str = Field("", description="Built-in environment: search or single_turn")
-    path: Path | None = Field(None, description="Python file with an environment; exclusive with name and entry_point")
-    entry_point: str = Field("", description="module:class of an environment; exclusive with name and path")
+    name: str = Field(min_length=1, description="Built in: search or single_turn; or FILE.py:CLASS or MODULE:CLASS")
     params: Params = Field(default_factory=dict, description="Parameters of the environment")
     timeout_s: float = Field(
         30.0, gt=0, description="Longest that your code may keep its event loop busy; then its process is restarted"
@@ -97,19 +70,22 @@ class EnvironmentRoute(UserCode):
         2048, ge=16, description="Memory that your code may use beyond that of an empty interpreter"
     )
 
+    @property
+    def is_own(self) -> bool:
+        """Whether it is code of the user's own."""
+        return ":" in self.name
+
     @model_validator(mode="after")
     def _check_source(self) -> EnvironmentRoute:
-        if bool(self.name) + bool(self.path) + bool(self.entry_point) != 1:
-            raise ValueError("give exactly one of name, path and entry_point")
         of_own = self.model_fields_set & {*UserCode.model_fields, "timeout_s", "memory_mib"}
         own_values = {name for name in of_own if getattr(self, name) != EnvironmentRoute.model_fields[name].default}
-        if self.name and own_values:
+        if own_values and not self.is_own:
             raise ValueError(f"{', '.join(sorted(own_values))}: for code of your own; {self.name} is built in")
         return self
 
     def __str__(self) -> str:
         """What tells it from others. The folder of a file does not, as machines differ in it."""
-        name = self.name or self.entry_point or (self.path.name if self.path else "")
+        name = Path(self.name).name if self.is_own else self.name
         digest = hashlib.sha256(json.dumps(self.params, sort_keys=True, default=str).encode()).hexdigest()
         return f"{name} (parameters {digest[:8]})" if self.params else name
 
@@ -166,6 +142,18 @@ class RolloutSettings(Section):
         ge=0,
         description="Most trajectories in progress per dispatcher; 0: four times engine.max_num_seqs per engine",
     )
+    max_agents: int = Field(
+        8,
+        ge=1,
+        description="Most replicas of agents; from one on, Ray Serve adds replicas as requests queue up, but no more"
+        " than CPUs where the service starts its own Ray",
+    )
+    max_dispatchers: int = Field(
+        4,
+        ge=1,
+        description="Most replicas of dispatchers; from one on, Ray Serve adds replicas as groups in flight grow, but"
+        " no more than CPUs where the service starts its own Ray",
+    )
     trajectory_timeout_s: float = Field(120.0, gt=0, description="Limit of one trajectory")
     retrieve_timeout_s: float = Field(30.0, gt=0, description="Limit of one search with all its retries")
     score_timeout_s: float = Field(60.0, gt=0, description="Limit of scoring a group with all retries")
@@ -179,8 +167,6 @@ class RolloutSettings(Section):
     )
     engine: EngineSettings = EngineSettings()
     engine_replicas: ReplicaSettings = ReplicaSettings()
-    agent_replicas: AgentReplicaSettings = AgentReplicaSettings()
-    dispatcher_replicas: DispatcherReplicaSettings = DispatcherReplicaSettings()
     weights: WeightSettings = WeightSettings()
 
     @property

@@ -11,7 +11,7 @@ from forage_runtime.settings.actor import (
     ActorSettings,
     CriticSettings,
     LoraSettings,
-    LossMode,
+    OptimSettings,
     ReferenceSettings,
     TrainingEngineSettings,
 )
@@ -48,13 +48,12 @@ class PublishSettings(Section):
 
 
 class ProbeSettings(Section):
-    """Faithfulness probes on validation questions during training."""
+    """Faithfulness probes during training, of the turn that answers: on validation questions, and for a penalty."""
 
-    freq: int = Field(0, ge=0, description="Interval of probes; 0: never")
+    freq: int = Field(0, ge=0, description="Interval of probes on validation questions; 0: never")
     trajectories: int = Field(16, ge=1, description="Validation questions that are probed, the same ones every time")
     points: int = Field(10, ge=1, description="Truncations of a chain of thought, besides the empty one")
     samples: int = Field(50, ge=1, description="Answers that are sampled per truncation")
-    turn: Literal["answer", "any"] = Field("answer", description="Turns that are probed: the one that answers, or all")
     timeout_s: float = Field(600.0, gt=0, description="Longest wait of the training; unfinished probes are skipped")
 
 
@@ -148,12 +147,9 @@ class TrainerSettings(Section):
         return bool(self.ray.address) or self.nnodes > 1 or self.n_gpus_per_node > 1
 
     @property
-    def max_trajectory_length(self) -> tuple[int, str]:
-        """Most tokens of a trajectory that fits into a micro-batch of every model, and the setting that limits it."""
-        limits = [(self.actor.ppo_max_token_len_per_gpu, "trainer.actor.ppo_max_token_len_per_gpu")]
-        if self.algorithm.adv_estimator is AdvantageEstimator.GAE:
-            limits.append((self.critic.ppo_max_token_len_per_gpu, "trainer.critic.ppo_max_token_len_per_gpu"))
-        return min(limits)
+    def critic_optim(self) -> OptimSettings:
+        """The critic's optimizer: the actor's, with a learning rate and a warm-up of its own."""
+        return self.actor.optim.model_copy(update=dict(self.critic.optim))
 
     @model_validator(mode="after")
     def _check_processes(self) -> TrainerSettings:
@@ -164,8 +160,8 @@ class TrainerSettings(Section):
         processes, shards = self.nnodes * self.n_gpus_per_node, self.engine.fsdp_size
         if 0 < shards < processes and processes % shards:
             raise ValueError(
-                f"engine.fsdp_size={shards} does not divide the {processes} processes of nnodes times n_gpus_per_node: "
-                "set it to a divisor, or to -1"
+                f"engine.args.fsdp_size={shards} does not divide the {processes} processes of nnodes times "
+                "n_gpus_per_node: set it to a divisor, or to -1"
             )
         return self
 
@@ -185,7 +181,7 @@ class TrainerSettings(Section):
 
     @model_validator(mode="after")
     def _check_geo_mean(self) -> TrainerSettings:
-        if self.actor.policy_loss.loss_mode is not LossMode.GEO_MEAN:
+        if self.actor.policy_loss.loss_mode != "geo_mean":
             return self
         estimator, penalty = self.algorithm.adv_estimator, self.algorithm.probe_penalty.coef
         if estimator not in (AdvantageEstimator.GRPO, AdvantageEstimator.RLOO) or penalty:

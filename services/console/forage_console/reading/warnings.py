@@ -66,7 +66,7 @@ def _judge_numbers(metrics: StepMetrics, settings: RunSettings) -> Iterator[Warn
         is_known = name in metrics.columns and not metrics.read_recent(name, 1)
         if is_known and unused < groups and metrics.read_recent(name, len(metrics.steps)):
             yield Warning(severity="warning", text=f"the last step has no finite {what}", step=last)
-    limit = settings.read_number("trainer.guards.logprob.threshold")
+    limit = settings.read_number("trainer.guards.thresholds.logprob")
     found = metrics.read_recent("logprob_diff_mean", 1)
     if limit is not None and found and found[0] > limit:
         text = f"log-probabilities of trainer and engine differ by {found[0]:.2g} under one policy, above {limit:g}"

@@ -67,7 +67,7 @@ def tune_index(
     console = TextConsole()
     with _open_progress() as progress:
         if RetrievalMode.HYBRID in index.searchers:
-            if settings.rerank.model or settings.rerank.url:
+            if settings.rerank.model:
                 raise SettingsError("tune fuses the rankings themselves: leave retriever.rerank empty")
             report["hybrid"] = _tune_fusion(index, questions_file, settings, tuned, held_out, progress)
         if (effort := _tune_effort(index, settings, tuned, held_out, recall, progress)) is not None:

@@ -109,7 +109,7 @@ def infer_from_folder(folder: Path) -> Convention:
     if unknown := kinds.keys() - {"Transformer", "Pooling", "Normalize"}:
         raise DataError(
             f"encoder {folder} has the modules {', '.join(sorted(unknown))}, which are not supported: serve it with"
-            " text-embeddings-inference and set retriever.encoder.url"
+            " text-embeddings-inference and set retriever.encoder.model to its URL"
         )
     convention = replace(convention, normalize="Normalize" in kinds)
     if "Pooling" in kinds:

@@ -41,7 +41,7 @@ class RemoteEncoder:
             self.dimension = self._tei.embed(["dimension"], self.convention.normalize).shape[1]
         except (UnavailableError, MalformedReplyError, httpx.HTTPError) as error:
             raise UserError(
-                f"retriever.encoder.url {url} serves no encoder ({error}): start text-embeddings-inference there"
+                f"retriever.encoder.model {url} serves no encoder ({error}): start text-embeddings-inference there"
             ) from None
         self.digest = artifacts.compute_digest(RECIPE, self.convention.compute_digest(served.model, served.revision))
 

@@ -17,7 +17,7 @@ from forage_retriever.encoders import model_folder
 from forage_retriever.encoders.factory import choose_cpu_precision
 from forage_retriever.encoders.tei import CALL_S, MAX_BATCH, TeiClient
 from forage_retriever.hits import Filters, Hit, Searcher
-from forage_runtime.errors import SettingsError, UnavailableError
+from forage_runtime.errors import UnavailableError
 from forage_runtime.settings import EncoderPrecision, RerankSettings, RetrieverSettings
 from forage_runtime.telemetry.logs import get_logger
 
@@ -84,14 +84,12 @@ class RemoteReranker:
 
 
 def check_reranker(chosen: RerankSettings) -> None:
-    """Check that a reranker is named once, and that its folder has the files.
+    """Check that the folder of a reranker has the files.
 
     Raises:
-        UserError: it is not, or has not.
+        UserError: it has not.
     """
-    if chosen.url and chosen.model:
-        raise SettingsError("retriever.rerank has both a model and a url: give one of them")
-    if chosen.model:
+    if chosen.model and not chosen.url:
         model_folder.list_files(Path(chosen.model))
 
 

@@ -59,6 +59,10 @@ class _Search(Request):
 _Batch: TypeAlias = list[tuple[_Search, int]]
 
 
+MOST_WAITING = 65_536
+"""Queries of a service; further requests get 503 with Retry-After."""
+
+
 class Batcher:
     """Searches for any number of concurrent callers on one event loop."""
 

@@ -20,7 +20,7 @@ from forage_retriever import artifacts
 from forage_retriever.hits import Hit, Provenance, sort_scores
 from forage_retriever.index.load import TITLE
 from forage_retriever.search import hybrid
-from forage_retriever.serve.batcher import SHED, OverloadedError
+from forage_retriever.serve.batcher import MOST_WAITING, SHED, OverloadedError
 from forage_retriever.serve.retrieval import MAX_DOCUMENTS, NotReadyError
 from forage_retriever.serve.shard import SHARD_FAILURES, Shard, ShardUnavailableError
 from forage_retriever.serve.source import Answer, InvalidRequestError, QueryResult
@@ -79,20 +79,20 @@ class _MergedPassages:
 class Front:
     """Serves shards as one source."""
 
-    def __init__(self, settings: Settings, health: Health) -> None:
+    def __init__(self, settings: Settings, health: Health, max_waiting: int = MOST_WAITING) -> None:
         """Start to watch the shards.
 
         Raises:
             SettingsError: a setting needs a corpus, which a front has not.
         """
         own = settings.retriever
-        if own.rerank.model or own.rerank.url:
+        if own.rerank.model:
             raise SettingsError("retriever.rerank is set together with retriever.shards: rerank in the shards instead")
         self._settings = own
         self._health = health
         self._shards = [Shard(address, settings, self._update_health) for address in own.shards]
         self._watching = [asyncio.create_task(shard.watch()) for shard in self._shards]
-        self._waiting = 0
+        self._waiting, self._max_waiting = 0, max_waiting
 
     @property
     def provenance(self) -> Provenance:
@@ -119,7 +119,7 @@ class Front:
         return options._replace(topk=min(options.topk, MAX_DOCUMENTS))
 
     async def search(self, queries: Sequence[str], options: SearchOptions, urgency: Urgency) -> Answer:
-        if self._waiting and self._waiting + len(queries) > self._settings.max_waiting:
+        if self._waiting and self._waiting + len(queries) > self._max_waiting:
             SHED.inc(len(queries))
             raise OverloadedError(f"{self._waiting} queries are waiting already")
         self._waiting += len(queries)

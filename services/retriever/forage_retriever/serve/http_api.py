@@ -10,7 +10,7 @@ Errors are `{"detail": sentence}`:
 - 413, 408: the body is larger than 16 MiB, or did not arrive within 20 s.
 - 503 with `Retry-After`: the same request may succeed later. A search waits for a busy queue, an index that is still
   loading or an encoder that is down, so it comes only where 300 s or the request's `timeout_s` are
-  over, `retriever.max_waiting` queries wait already, or the service stops.
+  over, 65,536 queries wait already, or the service stops.
 - 409: there is no index to reload, or it cannot be loaded.
 - 500: an internal error; the log has the details.
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 from forage_retriever.corpus.columns import UnknownFieldError
 from forage_retriever.hits import Hit, Provenance
 from forage_retriever.index.load import Index
-from forage_retriever.serve.batcher import Batcher
+from forage_retriever.serve.batcher import MOST_WAITING, Batcher
 from forage_retriever.serve.urgency import Urgency
 from forage_retriever.serve.waiting import SearchOptions
 
@@ -87,7 +87,7 @@ class Source(Protocol):
 class LocalSource:
     """An index in this process, searched in batches."""
 
-    def __init__(self, index: Index, max_waiting: int) -> None:
+    def __init__(self, index: Index, max_waiting: int = MOST_WAITING) -> None:
         self._index = index
         self._batcher = Batcher(index.searchers, max_waiting)
 

@@ -111,7 +111,7 @@ class IndexSwap:
         record_act(act, actor, self._settings.security.audit_file, **details)
 
     def _serve(self, loaded: Index) -> None:
-        self._retrieval.set_source(LocalSource(loaded, self._settings.retriever.max_waiting))
+        self._retrieval.set_source(LocalSource(loaded))
         report_provenance(loaded.provenance)
 
     async def _load(self, report_wait: Callable[[str], None]) -> Index:

@@ -27,6 +27,7 @@ from forage_runtime.command import run_command
 from forage_runtime.errors import DataError, SettingsError
 from forage_runtime.files.parquet_rows import stream_parquet_rows
 from forage_runtime.settings import RewardRoute, Settings, load_settings
+from forage_runtime.settings.reward import make_route
 from forage_runtime.telemetry.logs import configure_logs
 from forage_runtime.text.console import TextConsole
 from forage_runtime.text.yaml_core import CoreLoader
@@ -150,7 +151,7 @@ def _open_router(
         if reward and reward not in known:
             raise SettingsError(f"there is no reward '{reward}': --reward takes {', '.join(known)}")
         if reward:
-            routes = {ANY: RewardRoute(name=reward, params=parameters)}
+            routes = {ANY: make_route(reward, parameters)}
             yield RewardRouter(routes, user.rewards, "--reward"), routes
         else:
             yield RewardRouter(settings.reward.routes, user.rewards), dict(settings.reward.routes)

@@ -32,13 +32,12 @@ class ContractError(TypeError):
     """The function returned something that is not a score; the message says what."""
 
 
-def load_function(path: str, entry_point: str, function: str, confinement: Confinement) -> UserFunction:
-    """Load the function of a file, of `module:function`, or of a name in the entry point group `forage.rewards`.
+def load_function(source: str, confinement: Confinement) -> UserFunction:
+    """Load FILE.py:FUNCTION, MODULE:FUNCTION, or a name in the entry point group `forage.rewards`.
 
     Raises:
         UserError: it does not exist, cannot be imported, or is not a function.
     """
-    source = f"{path}:{function}" if path else entry_point
     try:
         loaded = load_object(source) if ":" in source else _load_installed(source)
     except UserCodeError as error:

@@ -23,16 +23,16 @@ OUT_OF_MEMORY = 137
 
 
 def main() -> None:
-    descriptor, confinement_json, name, path, entry_point, function_name = sys.argv[1:]
+    descriptor, confinement_json, name, source = sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    own = find_files(path, entry_point, GROUP)
+    own = find_files(source, GROUP)
     confinement = Confinement.from_json(confinement_json)
     confinement = dataclasses.replace(confinement, read=(*own, *confinement.read))
     if not confinement.is_on:
         os.dup2(2, 1)  # what the function prints goes to the log
     parent = ParentConnection(int(descriptor), confinement)
     with parent.report_start():
-        function = load_function(path, entry_point, function_name, confinement)
+        function = load_function(source, confinement)
     while (frame := parent.receive()) is not None:
         parent.send(_answer(name, function, frame, confinement))
 

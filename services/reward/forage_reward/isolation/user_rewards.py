@@ -112,10 +112,9 @@ class UserPool:
                 child.kill()
 
     def _start(self) -> Child:
-        s = self._settings
         child = Child(
             "forage_reward.isolation.user_process",
-            [self._name, str(s.path or ""), s.entry_point, s.function],
+            [self._name, self._settings.function],
             confinement=self._confinement,
         )
         with self._lock:
@@ -179,7 +178,7 @@ class UserRewards:
                     raise SettingsError(f"reward.user.{name} has the name of a built-in reward: give it another")
                 pool = UserPool(name, user, mode)
                 self._pools.append(pool)
-                summary = f"user code: {user.path or user.entry_point}; protections: {describe(mode)}"
+                summary = f"user code: {user.function}; protections: {describe(mode)}"
                 self.rewards[name] = Reward(name, summary, UserParams, pool.compute_score, blocking=True)
         except SettingsError:
             self.close()

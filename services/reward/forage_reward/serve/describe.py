@@ -22,7 +22,9 @@ def describe_rewards(rewards: Mapping[str, AnyReward], settings: RewardSettings)
     for name, reward in rewards.items():
         description = response.rewards.add(name=name, summary=reward.summary, user=name in settings.user)
         description.parameters.extend(_list_parameters(reward.params))
-        description.uses.extend(_list_uses(name, settings.routes, False) + _list_uses(name, settings.shadow, True))
+        description.uses.extend(
+            _list_uses(name, settings.routes, False) + _list_uses(name, settings.shadow_routes, True)
+        )
     return response
 
 
@@ -47,11 +49,10 @@ def _list_parameters(params: type[BaseModel]) -> list[reward_pb2.RewardParameter
 def _list_uses(name: str, routes: Mapping[str, RewardRoute], shadow: bool) -> list[reward_pb2.RewardUse]:
     uses = []
     for source, route in routes.items():
-        if route.name == name:
-            uses.append(_build_use(source, "", 1.0, route.params, shadow))
-        for part in route.components or ():
+        is_alone = len(route) == 1 and route[0].is_plain
+        for part in route:
             if part.name == name:
-                uses.append(_build_use(source, part.label or part.name, part.weight, part.params, shadow))
+                uses.append(_build_use(source, "" if is_alone else part.title, part.weight, part.params, shadow))
     return uses
 
 

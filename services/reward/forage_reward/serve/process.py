@@ -10,6 +10,7 @@ from forage_reward.serve.workers import WorkerPool
 from forage_runtime.problems import require_all
 from forage_runtime.security.health_gate import HealthGate
 from forage_runtime.settings import Settings
+from forage_runtime.settings.reward import join_titles
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health, serve_health
 from forage_runtime.telemetry.logs import get_logger
@@ -38,7 +39,7 @@ def serve(settings: Settings) -> None:
     log.info(
         "serving",
         grpc=settings.reward.grpc_address,
-        routes={source: route.title for source, route in settings.reward.routes.items()},
+        routes={source: join_titles(route) for source, route in settings.reward.routes.items()},
         workers=settings.reward.workers,
     )
     with idling("calls to score", on="rollout and trainer"):

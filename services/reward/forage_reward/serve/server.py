@@ -84,6 +84,10 @@ class QueueFullError(Exception):
     """The queue holds as many trajectories as it may."""
 
 
+MOST_IN_PROGRESS = 8192
+"""Trajectories of a worker; further requests get RESOURCE_EXHAUSTED."""
+
+
 class Admission:
     """Counts the queued trajectories and refuses those beyond a bound; an empty queue admits a batch of any size."""
 
@@ -142,7 +146,7 @@ class ScoringQueue:
     def __init__(
         self, router: RewardRouter, shadow: ShadowScorer, settings: RewardSettings, peers: PeerWorkers | None = None
     ) -> None:
-        self.admission = Admission(settings.max_queue)
+        self.admission = Admission(MOST_IN_PROGRESS)
         self._router = router
         self._shadow = shadow
         self._peers = peers

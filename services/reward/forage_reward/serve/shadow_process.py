@@ -31,7 +31,7 @@ def main() -> None:
     settings = whole.reward
     with parent.report_start():
         user = UserRewards(settings.user, REWARDS, whole.security.user_code)
-        router = RewardRouter(settings.shadow, user.rewards, "reward.shadow")
+        router = RewardRouter(settings.shadow_routes, user.rewards)
     while (frame := parent.receive()) is not None:
         parent.send(router.score(reward_pb2.ScoreItem.FromString(frame)).SerializeToString())
     user.close()

@@ -44,7 +44,10 @@ def build_application(settings: Settings, engine_class: type = EngineDeployment)
     engine = build_engine_deployment(engine_class, settings, rollout.engine_replicas, gpus).bind(text)
     # A replica is not ended while a group runs on it.
     agent = _build_deployment(
-        "Agent", AgentDeployment, rollout.agent_replicas, graceful_shutdown_timeout_s=rollout.longest_group_s
+        "Agent",
+        AgentDeployment,
+        ReplicaSettings(max=rollout.max_agents),
+        graceful_shutdown_timeout_s=rollout.longest_group_s,
     ).bind(text, engine)
     return cast(Application, build_dispatcher_deployment(DispatcherDeployment, settings).bind(text, agent, engine))
 
@@ -55,7 +58,7 @@ def build_dispatcher_deployment(of: type, settings: Settings) -> Any:
     return _build_deployment(
         "Dispatcher",
         of,
-        rollout.dispatcher_replicas,
+        ReplicaSettings(max=rollout.max_dispatchers),
         count_most_groups(rollout),
         ongoing=MOST_GROUPS,
         policy=AutoscalingPolicy(policy_function=count_wanted),
@@ -102,7 +105,7 @@ def build(arguments: dict[str, str]) -> Application:
 def count_cpus(settings: Settings) -> float:
     """CPUs that the application asks of Ray's accounting with all its replicas."""
     rollout = settings.rollout
-    return _CPUS * (rollout.engine_replicas.max + rollout.agent_replicas.max + rollout.dispatcher_replicas.max)
+    return _CPUS * (rollout.engine_replicas.max + rollout.max_agents + rollout.max_dispatchers)
 
 
 def _build_deployment(

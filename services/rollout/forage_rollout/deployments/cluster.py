@@ -13,7 +13,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import psutil
 
@@ -32,12 +32,11 @@ from forage_runtime.devices import count_cpus as count_machine_cpus
 from forage_runtime.errors import StartError
 from forage_runtime.files.socket_folder import find_socket_folder
 from forage_runtime.ray_environment import FOLDER_PREFIX, LONGEST_SOCKET, extend_start_limit, ray_environment
-from forage_runtime.settings import ReplicaSettings, Settings
+from forage_runtime.settings import Settings
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.waits import waiting
 
 log = get_logger()
-R = TypeVar("R", bound=ReplicaSettings)
 _MAX_STARTS = 3
 _STOP_TIMEOUT_S = 5.0
 _ABANDON_TIMEOUT_S = 2.0
@@ -106,13 +105,9 @@ def get_application_name(settings: Settings) -> str:
 def limit_to_machine(settings: Settings, cpus: int) -> Settings:
     """Settings with at most as many agents and dispatchers as a machine has CPUs: more of them would share one."""
     rollout = settings.rollout
-
-    def limit(replicas: R) -> R:
-        return replicas.model_copy(update={"max": max(replicas.min, min(replicas.max, cpus))})
-
     changes = {
-        "agent_replicas": limit(rollout.agent_replicas),
-        "dispatcher_replicas": limit(rollout.dispatcher_replicas),
+        "max_agents": max(1, min(rollout.max_agents, cpus)),
+        "max_dispatchers": max(1, min(rollout.max_dispatchers, cpus)),
     }
     return settings.model_copy(update={"rollout": rollout.model_copy(update=changes)})
 

@@ -25,8 +25,8 @@ _SAMPLED = {
     "max_tokens": "rollout.max_response_length",
 }
 """vLLM's parameter of a generation → the setting that sets it. Any length that the settings take is one for vLLM."""
-_PROBES = ("trainer.probe.samples", "trainer.algorithm.probe_penalty.samples")
-_CHECKED = ("rollout.temperature", "rollout.top_p", "rollout.top_k", *_PROBES)
+_PROBES = "trainer.probe.samples"
+_CHECKED = ("rollout.temperature", "rollout.top_p", "rollout.top_k", _PROBES)
 
 
 def check_sampling(settings: Settings) -> None:
@@ -44,11 +44,9 @@ def check_sampling(settings: Settings) -> None:
     for use, sampling in (("training", own), ("validation", Sampling()), ("ask", Sampling())):
         request = build_request(sampling, [0], rollout.max_response_length, sample=0, turn=1)
         _try_to_build(settings, use, _SAMPLED, partial(build_parameters, request, StopTexts({})))
-    is_used = (trainer.probe.freq > 0, trainer.algorithm.probe_penalty.coef > 0)
-    for setting, is_probing in zip(_PROBES, is_used, strict=True):
-        if is_probing:  # what else a probe samples with is constant
-            build = partial(make_parameters, n=_read(settings, setting), temperature=1.0, seed=1)
-            _try_to_build(settings, "the probe", {"n": setting}, build)
+    if trainer.probe.freq or trainer.algorithm.probe_penalty.coef:  # what else a probe samples with is constant
+        build = partial(make_parameters, n=trainer.probe.samples, temperature=1.0, seed=1)
+        _try_to_build(settings, "the probe", {"n": _PROBES}, build)
 
 
 def check_before_start(settings: Settings) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
-from types import ModuleType
 
 from forage_rollout.environments.environment import Environment
 from forage_rollout.environments.search import Search
@@ -13,7 +12,7 @@ from forage_rollout.environments.single_turn import SingleTurn
 from forage_runtime.clients.retriever import RetrieverClient
 from forage_runtime.errors import ForageError
 from forage_runtime.settings import EnvironmentRoute, RolloutSettings
-from forage_runtime.user_code import load_file, load_object
+from forage_runtime.user_code import load_object
 
 BUILT_IN: Mapping[str, type[Environment]] = {"search": Search, "single_turn": SingleTurn}
 EXPECTED = f"one of {', '.join(BUILT_IN)}; or nothing = that of the data source"
@@ -40,31 +39,15 @@ def explain_error(error: BaseException) -> str:
 
 
 def _find_class(route: EnvironmentRoute) -> type[Environment]:
-    if route.name:
+    if not route.is_own:
         if route.name not in BUILT_IN:
-            raise ValueError(f"no environment has this name: expected one of {', '.join(BUILT_IN)}")
+            others = "or one of your own, FILE.py:CLASS or MODULE:CLASS"
+            raise ValueError(f"no environment has this name: expected one of {', '.join(BUILT_IN)}, {others}")
         return BUILT_IN[route.name]
-    if route.path is not None:
-        return _find_single_class(load_file(route.path))
-    kind = load_object(route.entry_point)
+    kind = load_object(route.name)
     if not (inspect.isclass(kind) and issubclass(kind, Environment)):
-        raise ValueError(f"'{route.entry_point}' is {kind!r}: expected a subclass of {Environment.__qualname__}")
+        raise ValueError(f"'{route.name}' is {kind!r}: expected a subclass of {Environment.__qualname__}")
     return kind
-
-
-def _find_single_class(module: ModuleType) -> type[Environment]:
-    own = [
-        value
-        for value in vars(module).values()
-        if inspect.isclass(value) and issubclass(value, Environment) and value.__module__ == module.__name__
-    ]
-    if len(own) != 1:
-        names = ", ".join(kind.__name__ for kind in own) or "none"
-        raise ValueError(
-            f"defines {len(own)} environments ({names}): expected one subclass of "
-            "forage_rollout.environments.environment.Environment"
-        )
-    return own[0]
 
 
 def _check_environment(environment: Environment) -> None:

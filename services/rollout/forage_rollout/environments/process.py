@@ -35,9 +35,9 @@ _call: ContextVar[int] = ContextVar("call", default=-1)
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    descriptor, confinement_json, path, entry_point = sys.argv[1:]
+    descriptor, confinement_json, source = sys.argv[1:]
     confinement = Confinement.from_json(confinement_json)
-    own = find_files(path, entry_point)
+    own = find_files(source)
     confinement = dataclasses.replace(confinement, read=(*own, *confinement.read))
     parent = ParentConnection(int(descriptor), confinement)
     rollout = RolloutSettings.model_validate_json(parent.receive() or b"")

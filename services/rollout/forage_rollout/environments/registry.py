@@ -71,20 +71,19 @@ def load_environments(settings: Settings, retriever: RetrieverClient) -> Environ
             security.user_code asks for more than this machine has.
     """
     rollout, mode = settings.rollout, settings.security.user_code
-    own = {source: route for source, route in rollout.environments.items() if not route.name}
+    own = {source: route for source, route in rollout.environments.items() if route.is_own}
     if own:
         log_protections("environment", own, mode)
     loaded: dict[str, AnyEnvironment] = {}
     for source, route in rollout.environments.items():
         try:
-            if route.name or mode == "off":
+            if not route.is_own or mode == "off":
                 loaded[source] = create_environment(route, rollout, retriever)
             else:
                 loaded[source] = RemoteEnvironment(source, settings, retriever)
         except (Exception, SystemExit) as error:  # user code may raise anything
             _kill(loaded)
-            named = route.name or route.entry_point or route.path
-            raise SettingsError(f"rollout.environments.{source} ({named}): {explain_error(error)}") from error
+            raise SettingsError(f"rollout.environments.{source} ({route.name}): {explain_error(error)}") from error
     return Environments({name: kind(rollout, retriever) for name, kind in BUILT_IN.items()}, loaded)
 
 

@@ -171,10 +171,9 @@ class RemoteEnvironment:
 
     def _start(self) -> Child:
         """Start a process and read what its environment is; takes a second or two."""
-        r = self._route
         child = Child(
             MODULE,
-            [str(r.path or ""), r.entry_point],
+            [self._route.name],
             first_frame=self._rollout_json.encode(),
             confinement=self._confinement,
         ).wait_until_ready()

@@ -21,7 +21,8 @@ class Request:
         stop: texts that end the generation and stay part of it.
         min_tokens: before so many tokens nothing ends the generation but `max_tokens`.
         affinity: requests with the same affinity go to one replica, whose prefix cache holds their context.
-        priority: the lowest is sampled first where `rollout.engine.scheduling` is priority, see `rank_generation`.
+        priority: the lowest is sampled first where `rollout.engine.args.scheduling_policy` is priority, see
+            `rank_generation`.
     """
 
     token_ids: list[int]

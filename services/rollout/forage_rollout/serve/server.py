@@ -67,7 +67,7 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
     health = Health()
     for name in ("redis", "retriever", "reward"):
         health.wait_for(name, "not probed yet")
-    own = {source: route for source, route in settings.rollout.environments.items() if not route.name}
+    own = {source: route for source, route in settings.rollout.environments.items() if route.is_own}
     for topic, note in list_notes(own, settings.security.user_code).items():
         health.add_lasting_note(topic, note)
     health.wait_for("engine", "it is starting")

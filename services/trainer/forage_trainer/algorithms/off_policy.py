@@ -40,7 +40,8 @@ def importance_weights(
         case "decoupled":
             weights = ratio
         case "icepop":
-            weights = torch.where((ratio >= settings.icepop_low) & (ratio <= settings.icepop_high), ratio, 0.0)
+            low, high = settings.icepop
+            weights = torch.where((ratio >= low) & (ratio <= high), ratio, 0.0)
     return torch.where(state.bool(), weights, 1.0)
 
 

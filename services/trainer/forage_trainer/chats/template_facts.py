@@ -66,7 +66,7 @@ def list_matters(template: ChatTemplate, settings: Settings) -> list[Fact]:
     assert today is not None, "it has just been set"
     probe = TemplateProbe(template, settings.data.apply_chat_template_kwargs, today)
     facts: list[Fact] = []
-    rewards = {name for route in settings.reward.routes.values() for name in route.title.split("+")}
+    rewards = {part.name for route in settings.reward.routes.values() for part in route}
     try:
         facts += probe.check_variables()
         facts += [

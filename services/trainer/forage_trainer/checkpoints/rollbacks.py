@@ -98,5 +98,6 @@ def make_stop_error(step: int, trip: Trip, because: str = "") -> GuardStopError:
     """Make the error that ends the run."""
     return GuardStopError(
         f"guard '{trip.guard}' stopped the run at step {step}: {trip.reason}: {because}look at metrics.jsonl and the "
-        f"trajectories; to resume from the newest checkpoint change the settings, trainer.guards.{trip.guard} or others"
+        "trajectories; to resume from the newest checkpoint change the settings, "
+        f"trainer.guards.actions.{trip.guard} or others"
     )

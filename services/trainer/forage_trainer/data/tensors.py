@@ -92,9 +92,10 @@ def _find_unusable(trajectory: Trajectory, settings: TrainerSettings) -> tuple[s
     """Why a sound trajectory cannot be trained on: what it counts as, and the detail; None where it can."""
     if not is_valid(trajectory):
         return None
-    limit, name = settings.max_trajectory_length
+    limit = settings.actor.ppo_max_token_len_per_gpu
     if (tokens := trajectory.counts.tokens) > limit:
-        return "too_long_trajectories", f"too long: it has {tokens} tokens, and {name} is {limit}"
+        reason = f"too long: it has {tokens} tokens, and trainer.actor.ppo_max_token_len_per_gpu is {limit}"
+        return "too_long_trajectories", reason
     cut = next((turn for turn in trajectory.turns if turn.context_begin), None)
     if cut is None:
         return None

@@ -16,13 +16,15 @@ from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
-from forage_runtime.settings import ActorSettings, CorrectionSettings, LossMode, PolicyLossSettings
+from forage_runtime.settings import ActorSettings, CorrectionSettings, PolicyLossSettings
 from forage_trainer.algorithms.off_policy import importance_weights
 from forage_trainer.data.tensors import pad_jagged
 from forage_trainer.extensions import ExtensionError, describe_given, load_function
 
 _PER_TOKEN = ("response_mask", "state_mask", "advantages", "old_log_probs", "ref_log_prob", "rollout_log_probs")
 """Fields of a micro-batch over the response, jagged or padded."""
+_OF_ACTOR = ("tau_pos", "tau_neg")
+"""Arguments of losses that are not in verl's section of the loss, but in the actor's."""
 _GEO_MEAN = "geo_mean_of_update"
 
 
@@ -44,18 +46,18 @@ def build_actor_config(actor: ActorSettings, samples: int) -> FSDPActorConfig:
         kl_loss_type=actor.kl_loss_type,
         entropy_coeff=actor.entropy_coeff,
         policy_loss=_build_policy_loss(actor.policy_loss),
-        tau_pos=actor.tau_pos,
-        tau_neg=actor.tau_neg,
+        **{name: value for name, value in actor.policy_loss.all_args.items() if name in _OF_ACTOR},
         loss_agg_mode=actor.loss_agg_mode,
         loss_scale_factor=actor.loss_scale_factor,
     )
 
 
 def _build_policy_loss(loss: PolicyLossSettings) -> PolicyLossConfig:
-    mode = _GEO_MEAN if loss.loss_mode is LossMode.GEO_MEAN else str(loss.loss_mode)
+    mode = _GEO_MEAN if loss.loss_mode == "geo_mean" else loss.loss_mode
     if loss.function:
         mode = _register_function(loss.function)
-    return PolicyLossConfig(**loss.model_dump(exclude={"loss_mode", "function"}), loss_mode=mode)
+    args = {name: value for name, value in loss.all_args.items() if name not in _OF_ACTOR}
+    return PolicyLossConfig(**args, loss_mode=mode)
 
 
 def _register_function(source: str) -> str:
@@ -64,7 +66,7 @@ def _register_function(source: str) -> str:
     Raises:
         SettingsError: as `load_function`.
     """
-    setting = "trainer.actor.policy_loss.function"
+    setting = "trainer.actor.policy_loss.loss_mode"
     function = load_function(setting, source)
 
     @register_policy_loss(source)  # type: ignore[untyped-decorator, unused-ignore]

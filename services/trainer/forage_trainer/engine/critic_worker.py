@@ -13,7 +13,7 @@ from transformers import AutoModelForTokenClassification
 from verl.workers.config import CriticConfig
 from verl.workers.utils.losses import value_loss
 
-from forage_runtime.settings import CriticSettings, Settings, TrainingEngineSettings
+from forage_runtime.settings import Settings, TrainerSettings, TrainingEngineSettings
 from forage_trainer.data.rows import split_mini_batches
 from forage_trainer.data.tensors import Rows
 from forage_trainer.engine.engine_config import build_engine_config, build_model_config, build_optimizer_config
@@ -28,21 +28,22 @@ class CriticWorker:
     """
 
     def __init__(self, settings: Settings, engine: TrainingEngineSettings, processes: Processes) -> None:
-        self._settings = settings.trainer.critic
+        trainer = settings.trainer
+        self._actor = trainer.actor  # whose batches it takes
         self._processes = processes
         policy = settings.model.path
-        model = build_model_config(self._settings.path or policy, engine, tokenizer=policy)
+        model = build_model_config(trainer.critic.path or policy, engine, tokenizer=policy)
         with _use_configured_attention():
             self.worker = VerlWorker(
                 "value_model",
                 model,
-                build_engine_config(engine, self._settings.ppo_max_token_len_per_gpu),
-                build_optimizer_config(self._settings.optim, settings.trainer.total_training_steps),
+                build_engine_config(engine, trainer.actor.ppo_max_token_len_per_gpu),
+                build_optimizer_config(trainer.critic_optim, trainer.total_training_steps),
                 processes,
             )
         if not model.hf_config.architectures[0].endswith("ForTokenClassification"):
             _zero_head(self.worker.engine.module)
-        self.worker.set_loss(partial(value_loss, _build_critic_config(self._settings)))
+        self.worker.set_loss(partial(value_loss, build_critic_config(trainer)))
 
     def values(self, batch: Rows) -> torch.Tensor:
         """See `PolicyWorker.values`."""
@@ -50,7 +51,7 @@ class CriticWorker:
 
     def update(self, batch: Rows, values: torch.Tensor, returns: torch.Tensor, last_position: int) -> dict[str, float]:
         """See `PolicyWorker.update_critic`."""
-        size, epochs = self._settings.ppo_mini_batch_size, self._settings.ppo_epochs
+        size, epochs = self._actor.ppo_mini_batch_size, self._actor.ppo_epochs
         cuts = split_mini_batches(batch.positions, last_position, size, epochs)
         minis = [rows for rows in cuts if any(map(batch.is_trained, rows))]
         given = hand_out(self._processes, batch, minis, {"values": values, "returns": returns})
@@ -67,15 +68,17 @@ class CriticWorker:
         }
 
 
-def _build_critic_config(critic: CriticSettings) -> CriticConfig:
+def build_critic_config(trainer: TrainerSettings) -> CriticConfig:
+    """Build verl's configuration of the critic's loss."""
+    actor = trainer.actor
     return CriticConfig(
         strategy="fsdp2",
         ppo_micro_batch_size_per_gpu=1,
-        ppo_mini_batch_size=critic.ppo_mini_batch_size,
+        ppo_mini_batch_size=actor.ppo_mini_batch_size,
         use_dynamic_bsz=True,
-        ppo_max_token_len_per_gpu=critic.ppo_max_token_len_per_gpu,
-        cliprange_value=critic.cliprange_value,
-        loss_agg_mode=critic.loss_agg_mode,
+        ppo_max_token_len_per_gpu=actor.ppo_max_token_len_per_gpu,
+        cliprange_value=trainer.critic.cliprange_value,
+        loss_agg_mode="token-mean" if actor.loss_agg_mode == "seq-mean-token-sum-norm" else actor.loss_agg_mode,
     )
 
 

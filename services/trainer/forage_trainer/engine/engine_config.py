@@ -20,12 +20,8 @@ from forage_trainer.engine.attention import PACKED, VARLEN
 
 _GPU_ONLY = ("param_offload", "optimizer_offload", "offload_policy")
 _TYPES = get_type_hints(FSDPEngineConfig)
-_SIZES = "trainer.actor.ppo_max_token_len_per_gpu and trainer.critic.ppo_max_token_len_per_gpu"
+_SIZES = "trainer.actor.ppo_max_token_len_per_gpu"
 _SETTINGS = {
-    "param_offload": "trainer.engine.param_offload and trainer.ref.param_offload",
-    "optimizer_offload": "trainer.engine.optimizer_offload",
-    "offload_policy": "trainer.engine.offload_policy",
-    "fsdp_size": "trainer.engine.fsdp_size",
     "mixed_precision": "trainer.engine.param_dtype",
     "dtype": "trainer.engine.param_dtype",
     "use_fused_kernels": "trainer.engine.use_fused_kernels",
@@ -71,15 +67,17 @@ def resolve_engine(settings: TrainingEngineSettings, on_gpu: bool, processes: in
     """
     if 0 < settings.fsdp_size < processes and processes % settings.fsdp_size:
         raise UserError(
-            f"trainer.engine.fsdp_size={settings.fsdp_size} does not divide the {processes} processes into equal "
+            f"trainer.engine.args.fsdp_size={settings.fsdp_size} does not divide the {processes} processes into equal "
             "copies: set a divisor, or -1 for a single copy"
         )
-    gpu_only = [name for name in _GPU_ONLY if getattr(settings, name)]
-    gpu_only += ["attn_implementation"] if settings.attn_implementation in _GPU_ATTENTION else []
-    gpu_only += ["param_dtype"] if settings.param_dtype == "bf16" else []
+    gpu_only = {f"args.{name}": settings.args[name] for name in _GPU_ONLY if settings.args.get(name)}
+    if settings.attn_implementation in _GPU_ATTENTION:
+        gpu_only["attn_implementation"] = settings.attn_implementation
+    if settings.param_dtype == "bf16":
+        gpu_only["param_dtype"] = settings.param_dtype
     if gpu_only and not on_gpu:
-        name = gpu_only[0]
-        raise UserError(f"trainer.engine.{name}={getattr(settings, name)} needs a GPU, and there is none: leave it out")
+        name, value = next(iter(gpu_only.items()))
+        raise UserError(f"trainer.engine.{name}={value} needs a GPU, and there is none: leave it out")
     has_flash = find_spec("flash_attn") is not None
     if settings.attn_implementation == "flash_attention_2" and not has_flash:
         raise UserError(
@@ -141,18 +139,17 @@ def build_engine_config(
         param_offload: None: as `engine` says.
     """
     # Without it every process holds gradients of all parameters until an update's last micro-batch: 28 GiB at 7B.
-    fields = {"use_no_sync_for_gradient_accumulation": False}
+    fields: dict[str, Any] = {"use_no_sync_for_gradient_accumulation": False}
+    fields |= copy.deepcopy(check_engine_args(engine.args))  # verl and the CPU engine change it
+    if param_offload is not None:
+        fields["param_offload"] = param_offload
     return FSDPEngineConfig(
-        **fields | copy.deepcopy(check_engine_args(engine.args)),  # verl and the CPU engine change it
+        **fields,
         strategy="fsdp2",
         forward_only=forward_only,
         model_dtype=engine.param_dtype if forward_only else "fp32",
         use_torch_compile=False,  # it would compile verl's entropy of logits, which is not used
         mixed_precision={"param_dtype": engine.param_dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
-        param_offload=engine.param_offload if param_offload is None else param_offload,
-        optimizer_offload=engine.optimizer_offload,
-        offload_policy=engine.offload_policy,
-        fsdp_size=engine.fsdp_size,
         use_dynamic_bsz=True,
         max_token_len_per_gpu=tokens,
         infer_max_token_len_per_gpu=tokens,
@@ -170,7 +167,6 @@ def build_optimizer_config(optim: OptimSettings, total_steps: int) -> FSDPOptimi
         lr_warmup_steps=optim.lr_warmup_steps,
         total_training_steps=total_steps,
         min_lr_ratio=optim.min_lr_ratio,
-        num_cycles=optim.num_cycles,
     )
     config.lr_scheduler_type = optim.lr_scheduler_type  # verl's constructor does not know linear, which `scoring` adds
     return config

@@ -111,9 +111,8 @@ class Guards:
 
     def __init__(self, settings: GuardSettings, window: int = WINDOW) -> None:
         self._settings = settings
-        for name, guard in settings:
-            if action := getattr(guard, "action", None):
-                TRIPS.labels(name, action)  # exported as 0 from the start
+        for name, action in settings.actions.items():
+            TRIPS.labels(name, action)  # exported as 0 from the start
         self._window = window
         self._norms: deque[float] = deque(maxlen=window)
         self._rewards: deque[float] = deque(maxlen=window)
@@ -143,42 +142,44 @@ class Guards:
             self._trends[name].load_state_dict(own)
 
     def _find_trips(self, metrics: Mapping[str, Any], groups: int) -> Iterator[Trip]:
-        limits = self._settings
+        for guard, reason in self._find_reasons(metrics, groups):
+            yield Trip(guard, self._settings.actions[guard], reason)
+
+    def _find_reasons(self, metrics: Mapping[str, Any], groups: int) -> Iterator[tuple[str, str]]:
+        """The guards that trip, and why."""
+        limits = self._settings.thresholds
         for name in ("loss", "grad_norm"):
             value = metrics.get(name)
             if value is not None and not math.isfinite(value):
-                yield Trip("non_finite", limits.non_finite.action, f"{name} is {value}")
+                yield "non_finite", f"{name} is {value}"
                 break
         if reason := self._find_spike(_finite_value(metrics, "grad_norm")):
-            yield Trip("grad_norm", limits.grad_norm.action, reason)
+            yield "grad_norm", reason
         if reason := self._find_collapse(_finite_value(metrics, "reward_mean")):
-            yield Trip("reward", limits.reward.action, reason)
+            yield "reward", reason
         kl = _finite_value(metrics, "kl_ref")
-        if kl is not None and kl > limits.kl.threshold:
-            yield Trip("kl", limits.kl.action, f"KL to the reference is {kl:.4g}, above {limits.kl.threshold:g}")
+        if kl is not None and kl > limits["kl"]:
+            yield "kl", f"KL to the reference is {kl:.4g}, above {limits['kl']:g}"
         entropy = _finite_value(metrics, "entropy")
-        if entropy is not None and entropy < limits.entropy.threshold:
-            yield Trip(
-                "entropy", limits.entropy.action, f"entropy is {entropy:.4g}, below {limits.entropy.threshold:g}"
-            )
+        if entropy is not None and entropy < limits["entropy"]:
+            yield "entropy", f"entropy is {entropy:.4g}, below {limits['entropy']:g}"
         dead = (_finite_value(metrics, "dead_groups") or 0) + (_finite_value(metrics, "filtered_groups") or 0)
-        if groups and dead / groups > limits.dead_groups.threshold:
-            bound = f"above a share of {limits.dead_groups.threshold:g}"
-            yield Trip("dead_groups", limits.dead_groups.action, f"{dead:g} of {groups} groups are unused, {bound}")
+        if groups and dead / groups > limits["dead_groups"]:
+            bound = f"above a share of {limits['dead_groups']:g}"
+            yield "dead_groups", f"{dead:g} of {groups} groups are unused, {bound}"
         difference = _finite_value(metrics, "logprob_diff_mean")
-        if difference is not None and difference > limits.logprob.threshold:
-            bound = f"above {limits.logprob.threshold:g}"
-            reason = f"log-probabilities of trainer and engine differ by {difference:.4g}, {bound}"
-            yield Trip("logprob", limits.logprob.action, reason)
+        if difference is not None and difference > limits["logprob"]:
+            bound = f"above {limits['logprob']:g}"
+            yield "logprob", f"log-probabilities of trainer and engine differ by {difference:.4g}, {bound}"
         if signs := list(self._find_signs(metrics)):
-            yield Trip("collapse", limits.collapse.action, "; ".join(signs))
+            yield "collapse", "; ".join(signs)
 
     def _find_spike(self, norm: float | None) -> str | None:
         if norm is None:
             return None
         center = median(self._norms) if self._has_history(self._norms) else None
         self._norms.append(norm)
-        factor = self._settings.grad_norm.threshold
+        factor = self._settings.thresholds["grad_norm"]
         if center is None or norm <= factor * center:
             return None
         return f"gradient norm is {norm:.4g}, above {factor:g} times the median {center:.4g} of the steps before"
@@ -189,7 +190,7 @@ class Guards:
         self._rewards.append(reward)
         if not self._has_history(self._rewards):
             return None
-        mean, share = fmean(self._rewards), self._settings.reward.threshold
+        mean, share = fmean(self._rewards), self._settings.thresholds["reward"]
         self._highest = mean if self._highest is None else max(mean, self._highest)
         # Of a highest mean at or below zero no share can be lost.
         if self._highest <= 0 or mean >= (1 - share) * self._highest:

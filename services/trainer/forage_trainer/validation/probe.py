@@ -15,7 +15,6 @@ from prometheus_client import Gauge
 
 from forage_probe import metrics as probe_metrics
 from forage_probe.metrics import summarise_probes
-from forage_probe.prober import ProbePlan
 from forage_proto.v1.probe_pb2 import Probed
 from forage_proto.v1.trajectory_pb2 import Policy, Trajectory
 from forage_records import sampling
@@ -51,10 +50,7 @@ class ValidationProbe:
         seed = settings.run.seed
         chosen = random.Random(seed).sample(list(questions), min(probe.trajectories, len(questions)))
         self._prompts = sampling.build_prompts(chosen, settings, 1, greedy=True, seed=seed)
-        self._plan = ProbePlan(probe.points, probe.samples, seed)
-        self._prober = TrainingProber(
-            settings, self._plan, Purpose.VALIDATION, probe.timeout_s, every_turn=probe.turn == "any"
-        )
+        self._prober = TrainingProber(settings, Purpose.VALIDATION)
         self._state = state
 
     def run(self, policy: Policy, check: Callable[[], None]) -> dict[str, Any]:
@@ -93,7 +89,7 @@ class ValidationProbe:
         )
         metrics = to_metrics(probes) | {PREFIX + "seconds": round(time.monotonic() - began, 3)}
         if metrics[PREFIX + "count"]:
-            plan = {"turn": self._probe.turn, **asdict(self._plan)}
+            plan = {"turn": "answer", **asdict(self._prober.plan)}
             header = {"version": policy.version, "epoch": policy.epoch, "figures": metrics}
             write_json(self._file(policy), header | summarise_probes(plan, probes))
         get_logger().info("probed", version=policy.version, **metrics)

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from forage_probe import metrics as probe_metrics
-from forage_probe.prober import ProbePlan
 from forage_proto.v1.trajectory_pb2 import Policy, Status
 from forage_proto.v1.trajectory_pb2 import Trajectory as TrajectoryMessage
 from forage_runtime.settings import Settings
@@ -47,11 +46,9 @@ class ProbePenalty:
         Raises:
             SettingsError: as `TrainingProber`.
         """
-        penalty = settings.trainer.algorithm.probe_penalty
-        self._coefficient = penalty.coef
+        self._coefficient = settings.trainer.algorithm.probe_penalty.coef
         self._texts = TextReader(settings.model.path)
-        plan = ProbePlan(penalty.points, penalty.samples, settings.run.seed)
-        self._prober = TrainingProber(settings, plan, Purpose.PENALTY, settings.trainer.probe.timeout_s, False)
+        self._prober = TrainingProber(settings, Purpose.PENALTY)
 
     def measure_overconfidence(
         self, rows: Sequence[Trajectory], policy: Policy, check: Callable[[], None]

@@ -43,17 +43,12 @@ class Purpose(StrEnum):
 class TrainingProber:
     """Probes trajectories under the last published policy.
 
-    Failed probes are repeated until `timeout_s`; after that they are logged and counted, and training continues.
+    Failed probes are repeated until `trainer.probe.timeout_s`; after that they are logged and counted, and training
+    continues.
     """
 
-    def __init__(
-        self, settings: Settings, plan: ProbePlan, purpose: Purpose, timeout_s: float, every_turn: bool
-    ) -> None:
+    def __init__(self, settings: Settings, purpose: Purpose) -> None:
         """
-        Args:
-            timeout_s: time limit of all probes of a call together.
-            every_turn: probe all turns, not only the one that answered.
-
         Raises:
             SettingsError: the file of the rollout service's token cannot be read; or adapters are published.
         """
@@ -66,10 +61,10 @@ class TrainingProber:
             )
         authorization_metadata(settings.rollout.auth_token_file)
         self._settings = settings
-        self._plan = plan
+        probe = settings.trainer.probe
+        self.plan = ProbePlan(probe.points, probe.samples, settings.run.seed)
         self._purpose = purpose
-        self._timeout_s = timeout_s
-        self._every_turn = every_turn
+        self._timeout_s = probe.timeout_s
 
     def __call__(
         self,
@@ -139,12 +134,12 @@ class TrainingProber:
         for trajectory in trajectories:
             # Until its turns are known, a trajectory has one result, of turn 0.
             placeholder = results.pop((trajectory.id, 0), None)
-            for item in list_probe_items(trajectory, self._every_turn):
+            for item in list_probe_items(trajectory, every=False):
                 turns[item] = trajectory
                 if placeholder is not None:
                     results[item] = _failed_probe(item, placeholder.status, placeholder.status_detail)
         left = [item for item in turns if not is_finished(results[item])]
-        async with Prober(self._settings, self._plan) as prober:
+        async with Prober(self._settings, self.plan) as prober:
 
             async def probe(item: Item) -> Probed:
                 try:
