@@ -194,7 +194,7 @@ def _read_snippets(
     with suppress(*UNREADABLE):
         if parse_step(file.place) is None:
             for row, begin in wanted:
-                found[row] = cut_snippet(join_text(read_line(file, begin or 0)), phrases)
+                found[row] = cut_snippet(join_text(read_line(file.path, begin or 0)), phrases)
             return found
         rows = sorted({row for row, _ in wanted})
         names = "question", "response"
