@@ -30,35 +30,19 @@ def up(
 
       forage up --train --config configs/demo.yaml
     """
-    from forage_cli.local import preflight, serving
-    from forage_cli.local.console import add_console
-    from forage_cli.local.gpus import build_stack
-    from forage_cli.local.hardening import harden
     from forage_cli.local.home import load_recipe
     from forage_cli.local.processes import interrupt_on_signals
-    from forage_cli.local.stack import SERVING, TRAINING, Program, end_earlier_stack, shift_ports
-    from forage_cli.local.training.run import POLL_INTERVAL_S, prepare_world
+    from forage_cli.local.serving import prepare_stack, start_stack
+    from forage_cli.local.stack import SERVING, TRAINING, Program, shift_ports
+    from forage_cli.local.training.run import POLL_INTERVAL_S
     from forage_cli.local.watch import Watch
 
     output = TextConsole()
     settings = load_recipe(config, [*shift_ports(base_port), *(overrides or [])])
-    programs: tuple[Program, ...] = TRAINING if train else SERVING
-    prepare_world(settings, output)
-    end_earlier_stack(settings)
-    preflight.check_all(settings, programs)
-    settings = harden(settings)
-    if console:
-        programs = add_console(settings, programs, output)
-    stack = build_stack(settings, programs, output)
-    settings = stack.settings
+    stack = prepare_stack(settings, TRAINING if train else SERVING, output, console)
     with interrupt_on_signals():
         try:
-            stack.start()
-            if not train and not settings.rollout.engine.endpoint:
-                stack.wait_for_redis()
-                serving.publish(settings, settings.model.path)
-            with output.status("starting …") as spinner:
-                serving.wait_until_ready(stack, spinner)
+            start_stack(stack, output, None if train else stack.settings.model.path)
             output.print("ready: [bold]forage ask[/], [bold]forage status[/]; logs in ", end="", markup=True)
             output.print(f"{stack.folder / 'logs'}; Ctrl-C stops")
             with Watch(stack) as watch:

@@ -65,6 +65,50 @@ def _describe_file(file: Path) -> PolicyFile:
     return PolicyFile(name=file.name, digest=compute_digest(file), bytes=file.stat().st_size)
 
 
+def prepare_stack(settings: Settings, programs: Sequence[Program], console: Console, with_console: bool) -> Stack:
+    """Make what a run starts, after every check: world facts, what a killed command left, files, keys, the console.
+
+    Raises:
+        UserError: a check before the start failed.
+    """
+    from forage_cli.local import preflight
+    from forage_cli.local.console import add_console
+
+    prepare_world(settings, console)
+    end_earlier_stack(settings)
+    preflight.check_all(settings, programs)
+    settings = harden(settings)
+    return build_stack(settings, add_console(settings, programs, console) if with_console else programs, console)
+
+
+def prepare_world(settings: Settings, console: Console) -> None:
+    """Make the world facts, if the settings use data/world and a file of it is missing."""
+    folder = Path("data", "world").absolute()
+    wanted = [settings.data.corpus, *settings.data.train_paths, *settings.data.val_files]
+    if any(file.absolute().parent == folder and not file.exists() for file in wanted):
+        from forage_cli.datasets.world.write import build_world
+
+        with console.status("making the world facts …"):
+            build_world(folder, 0)
+
+
+def start_stack(stack: Stack, console: Console, policy: Path | None) -> None:
+    """Start the programs, and wait until all are ready.
+
+    Args:
+        policy: published once Redis is there, unless a remote engine serves; None: nothing is.
+
+    Raises:
+        UnavailableError: not ready within five minutes.
+    """
+    stack.start()
+    if policy is not None and not stack.settings.rollout.engine.endpoint:
+        stack.wait_for_redis()
+        publish(stack.settings, policy)
+    with console.status("starting …") as spinner:
+        wait_until_ready(stack, spinner)
+
+
 def wait_until_ready(stack: Stack, spinner: Status) -> None:
     """Supervise until every service is ready; the spinner shows what they wait for.
 
@@ -128,8 +172,6 @@ def ensure_services(
             _wait(lambda: list_waiting(settings, [last]), spinner)
         yield settings
         return
-    from forage_cli.local import preflight
-    from forage_cli.local.training.run import prepare_world
     from forage_weights.folders import open_whole
     from forage_weights.signed_folder import verify_published
 
@@ -138,23 +180,16 @@ def ensure_services(
     verify_published(published, policy, settings.security)
     served = f" with the policy {policy} (about a minute)" if Program.ROLLOUT in programs else ""
     console.print(f"no services are running: starting them{served}", highlight=False)
-    if Program.RETRIEVER in programs:
-        prepare_world(settings, console)
     settings = settings.model_copy(update={"model": settings.model.model_copy(update={"path": policy})})
-    if Program.ROLLOUT in programs:
-        end_earlier_stack(settings)
-        preflight.check_all(settings, programs)
-    settings = harden(settings)
-    stack = build_stack(settings, programs, console)
-    settings = stack.settings
+    is_whole = Program.ROLLOUT in programs
+    stack = (
+        prepare_stack(settings, programs, console, with_console=False)
+        if is_whole
+        else build_stack(harden(settings), programs, console)
+    )
     with interrupt_on_signals():
         try:
-            stack.start()
-            if Program.ROLLOUT in programs and not settings.rollout.engine.endpoint:
-                stack.wait_for_redis()
-                publish(settings, policy)
-            with console.status("starting …") as spinner:
-                wait_until_ready(stack, spinner)
-            yield settings
+            start_stack(stack, console, policy if is_whole else None)
+            yield stack.settings
         finally:
             stack.stop()

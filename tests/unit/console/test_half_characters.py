@@ -41,6 +41,12 @@ def test_every_page_of_such_a_run_is_an_answer(client: ConsoleClient) -> None:
     assert replies["/runs/one/trajectories/before/0"].json()["trace_url"].startswith("http://127.0.0.1/")
 
 
+def test_questions_of_such_a_validation_are_those_of_its_trajectories(client: ConsoleClient) -> None:
+    (before,) = [one for one in client.read("/runs/one")["validations"] if one["label"] == "before"]
+    assert before["count"] == client.read("/runs/one/trajectories", place="before")["total"] > 0
+    assert client.read("/runs/one/questions")["total"] > 0
+
+
 @pytest.mark.parametrize("half", ["%ED%A0%80", "%FF", "%00", "\\ud800"])
 def test_parameters_that_are_no_text_are_refused_or_find_nothing(client: ConsoleClient, half: str) -> None:
     paths = [

@@ -10,13 +10,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from forage_cli.local import preflight
-from forage_cli.local.console import add_console, find_url
-from forage_cli.local.gpus import build_stack
-from forage_cli.local.hardening import harden
+from forage_cli.local.console import find_url
 from forage_cli.local.live import LiveView, format_step
 from forage_cli.local.processes import ServiceDiedError, interrupt_on_signals
-from forage_cli.local.stack import TRAINING, Program, Stack, end_earlier_stack, point_latest
+from forage_cli.local.serving import prepare_stack
+from forage_cli.local.stack import TRAINING, Program, Stack, point_latest
 from forage_cli.local.training.load import check_not_in_use
 from forage_cli.local.watch import Watch
 from forage_cli.reports import run_report as report
@@ -43,12 +41,7 @@ def run_training(
         ServiceDiedError: a service died too often.
     """
     check_not_in_use(settings)
-    prepare_world(settings, console)
-    end_earlier_stack(settings)
-    preflight.check_all(settings, TRAINING)
-    settings = harden(settings)
-    programs = add_console(settings, TRAINING, console) if with_console else TRAINING
-    stack = build_stack(settings, programs, console)
+    stack = prepare_stack(settings, TRAINING, console, with_console)
     settings = stack.settings
     folder = RunFolder(stack.folder)
     minutes_file = folder.path / "minutes"  # of the parts before an interruption
@@ -86,17 +79,6 @@ def discard_empty_run(folder: RunFolder) -> None:
     if latest.is_symlink() and latest.resolve() == folder.path.resolve():
         latest.unlink()
     shutil.rmtree(folder.path, ignore_errors=True)
-
-
-def prepare_world(settings: Settings, console: Console) -> None:
-    """Make the world facts, if the settings use data/world and a file of it is missing."""
-    folder = Path("data", "world").absolute()
-    wanted = [settings.data.corpus, *settings.data.train_paths, *settings.data.val_files]
-    if any(file.absolute().parent == folder and not file.exists() for file in wanted):
-        from forage_cli.datasets.world.write import build_world
-
-        with console.status("making the world facts …"):
-            build_world(folder, 0)
 
 
 def _watch_training(stack: Stack, folder: RunFolder, started: float, console: Console) -> None:

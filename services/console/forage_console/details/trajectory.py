@@ -101,7 +101,7 @@ def _build_validated(store: RunStore, file: DataFile, row: TrajectoryRow, trace_
     ((begin,),) = store.table.query(
         'SELECT line_begin FROM {table}.rows WHERE place = ? AND "row" = ?', [row.place, row.row]
     )
-    line = read_line(file, begin or 0)
+    line = read_line(file.path, begin or 0)
     trace_id = str(line.get("trace_id") or "")
     neighbours = _find_neighbours(store, row)
     group = find_rows(store, "place = ? AND uid = ?", [row.place, row.uid], 'sample, "row"')

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pydantic_core import from_json
 from upath import UPath
 
 from forage_console.models.base import Estimate
 from forage_console.reading.files import Row, describe, list_names, read_object, read_stamp, to_count, to_number
+from forage_console.store.values import read_line, read_lines
 from forage_records import statistics
 
 FOLDER = "validation"
@@ -96,17 +96,15 @@ class Validation:
     def read_record(self, answer: Answer) -> Row | None:
         """Read the whole line of an answer; None where the file has changed meanwhile."""
         try:
-            with self.file.open("rb") as stream:
-                stream.seek(answer.begin)
-                record = from_json(stream.readline())
-        except (OSError, ValueError):
+            record = read_line(self.file, answer.begin)
+        except (OSError, ValueError, RecursionError):
             return None
         return record if isinstance(record, dict) else None
 
     def _read(self) -> None:
         samples: dict[str, list[_Sample]] = {}
         try:
-            for row, (begin, record) in enumerate(_read_records(self.file)):
+            for row, (begin, record) in enumerate(read_lines(self.file)):
                 if record is None:
                     self.problem = f"{self.file.name} is damaged at line {row + 1}: the rest is left out"
                     break
@@ -189,19 +187,6 @@ def stamp_label(run: UPath, label: str) -> tuple[tuple[int, int, int], ...]:
     """Read the stamps of a validation's files."""
     folder = run / FOLDER
     return read_stamp(folder / f"{label}.json"), read_stamp(folder / f"{label}.jsonl")
-
-
-def _read_records(file: UPath) -> Iterator[tuple[int, Row | None]]:
-    """Yield where each line begins, and its record; None for one that is damaged."""
-    begin = 0
-    with file.open("rb") as stream:
-        for line in stream:
-            try:
-                record = from_json(line)
-            except ValueError:
-                record = None
-            yield begin, record if isinstance(record, dict) else None
-            begin += len(line)
 
 
 def _find_question(record: Row) -> str:

@@ -67,7 +67,7 @@ def _write(chosen: list[tuple[DataFile, list[int]]], schema: pa.Schema) -> Itera
     sink = _Sink()
     with pq.ParquetWriter(pa.PythonFile(sink, mode="w"), schema, compression="zstd") as writer:
         for file, rows in chosen:
-            for table in _read_rows(file, rows):
+            for table in file.read_rows(rows):
                 columns = [
                     table[field.name].cast(field.type)
                     if field.name in table.schema.names
@@ -77,21 +77,6 @@ def _write(chosen: list[tuple[DataFile, list[int]]], schema: pa.Schema) -> Itera
                 writer.write_table(pa.Table.from_arrays(columns, schema=schema))
                 yield sink.take()
     yield sink.take()
-
-
-def _read_rows(file: DataFile, rows: list[int]) -> Iterator[pa.Table]:
-    """Read the rows with these numbers, which ascend, group by group."""
-    first = place = 0
-    with file.open_parquet() as parquet:
-        for group in range(parquet.num_row_groups):
-            end = first + parquet.metadata.row_group(group).num_rows
-            here = []
-            while place < len(rows) and rows[place] < end:
-                here.append(rows[place] - first)
-                place += 1
-            if here:
-                yield parquet.read_row_group(group, use_threads=False).take(here)
-            first = end
 
 
 def _read_schema(file: DataFile) -> pa.Schema:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from upath import UPath
 
@@ -54,6 +55,23 @@ class DataFile:
         if isinstance(self.path, Path):
             return pq.ParquetFile(str(self.path))
         return pq.ParquetFile(self.path.open("rb"), pre_buffer=True)
+
+    def read_rows(self, rows: Sequence[int], columns: list[str] | None = None) -> Iterator[pa.Table]:
+        """Read rows of a step file by their numbers, which ascend, group by group.
+
+        Raises: as `open_parquet`.
+        """
+        first = place = 0
+        with self.open_parquet() as parquet:
+            for group in range(parquet.num_row_groups):
+                end = first + parquet.metadata.row_group(group).num_rows
+                here = []
+                while place < len(rows) and rows[place] < end:
+                    here.append(rows[place] - first)
+                    place += 1
+                if here:
+                    yield parquet.read_row_group(group, columns=columns, use_threads=False).take(here)
+                first = end
 
 
 def name_place(label: str) -> str:

@@ -23,16 +23,12 @@ from forage_console.models.trajectories import (
 from forage_console.store.files import DataFile, parse_step
 from forage_console.store.run_store import UNREADABLE, RunStore
 from forage_console.store.texts import Phrase, cut_snippet, parse_phrases
-from forage_console.store.values import join_text, read_line
+from forage_console.store.values import SCHEMA, join_text, read_line
 
 STEPS = "steps"
 """All step files."""
 _SNIPPETS = ThreadPoolExecutor(4, thread_name_prefix="snippets")
-_COLUMNS = (
-    "place", "row", "step", "uid", "sample", "data_source", "question", "answer", "targets", "status", "reason",
-    "reward", "em", "advantage", "search_advantage", "mismatch", "trained", "searches", "turns", "tokens", "truncated",
-    "finished", "version_min", "version_max", "line_begin",
-)  # fmt: skip
+_COLUMNS = tuple(name for name in SCHEMA.names if name != "id")
 _SELECTED = ", ".join(f'"{name}"' for name in _COLUMNS)
 _NEWEST = 'step DESC NULLS LAST, place, "row"'
 _MOST_VALUES = 200
@@ -198,19 +194,12 @@ def _read_snippets(
     with suppress(*UNREADABLE):
         if parse_step(file.place) is None:
             for row, begin in wanted:
-                found[row] = cut_snippet(join_text(read_line(file, begin or 0)), phrases)
+                found[row] = cut_snippet(join_text(read_line(file.path, begin or 0)), phrases)
             return found
-        rows = {row for row, _ in wanted}
-        with file.open_parquet() as parquet:
-            first = 0
-            asked = "question" if "question" in parquet.schema_arrow.names else "prompt"
-            for group in range(parquet.num_row_groups):
-                count = parquet.metadata.row_group(group).num_rows
-                here = [row for row in rows if first <= row < first + count]
-                if here:
-                    table = parquet.read_row_group(group, columns=[asked, "response"], use_threads=False)
-                    for row in here:
-                        text = f"{table[asked][row - first]}\n{table['response'][row - first]}"
-                        found[row] = cut_snippet(text, phrases)
-                first += count
+        rows = sorted({row for row, _ in wanted})
+        names = "question", "response"
+        tables = file.read_rows(rows, [*names])
+        texts = (pair for table in tables for pair in zip(*(table[n].to_pylist() for n in names), strict=True))
+        for row, pair in zip(rows, texts, strict=False):
+            found[row] = cut_snippet("\n".join(pair), phrases)
     return found

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from upath import UPath
 
 from forage_console.models.base import Author
 from forage_console.store.files import DataFile
@@ -73,7 +74,8 @@ def read_texts(file: DataFile) -> Iterator[list[tuple[int, str]]]:
         OSError, pyarrow.ArrowException, ValueError: it is gone or damaged.
     """
     if file.step is None:
-        yield [(number, join_text(row)) for number, (_, row) in enumerate(_read_lines(file))]
+        rows = [row for _, row in read_lines(file.path) if row is not None]
+        yield [(number, join_text(row)) for number, row in enumerate(rows)]
         return
     row = 0
     with file.open_parquet() as parquet:
@@ -104,12 +106,33 @@ def list_spans(row: dict[str, Any]) -> list[dict[str, str]]:
     ]
 
 
-def read_line(file: DataFile, begin: int) -> dict[str, Any]:
-    """Read a line of a validation's file."""
-    with file.path.open("rb") as stream:
+def read_line(file: UPath, begin: int) -> dict[str, Any]:
+    """Read the line of a validation's file that begins there.
+
+    Raises:
+        OSError, ValueError, RecursionError: it is gone or damaged.
+    """
+    with file.open("rb") as stream:
         stream.seek(begin)
         found: dict[str, Any] = parse_json(stream.readline())
         return found
+
+
+def read_lines(file: UPath) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Read where each line of a validation's file begins, and what it holds; None of one that holds no object.
+
+    It ends with a line that is damaged, or still being written.
+    """
+    begin = 0
+    with file.open("rb") as stream:
+        for line in stream:
+            try:
+                row = parse_json(line)
+            except (ValueError, RecursionError):
+                yield begin, None
+                return
+            yield begin, row if isinstance(row, dict) else None
+            begin += len(line)
 
 
 def _read_step_values(file: DataFile) -> pa.Table:
@@ -135,22 +158,8 @@ def _complete(file: DataFile, columns: dict[str, Any], count: int) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
-def _read_lines(file: DataFile) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(bytes before it, line); an incomplete last line is left out."""
-    begin = 0
-    with file.path.open("rb") as stream:
-        for line in stream:
-            try:
-                row = parse_json(line)
-            except (ValueError, RecursionError):
-                return  # it is still being written, or damaged
-            if isinstance(row, dict):
-                yield begin, row
-            begin += len(line)
-
-
 def _read_validation_values(file: DataFile) -> pa.Table:
-    rows = [_describe_line(begin, row) for begin, row in _read_lines(file)]
+    rows = [_describe_line(begin, row) for begin, row in read_lines(file.path) if row is not None]
     columns = {name: pa.array([row[name] for row in rows], SCHEMA.field(name).type) for name in rows[0]} if rows else {}
     return _complete(file, columns, len(rows))
 
