@@ -34,7 +34,7 @@ def status(
     from forage_runtime.settings import load_settings
 
     console = TextConsole()
-    settings = load_settings(find_latest_settings(config), shift_ports(base_port))
+    settings = load_settings(find_settings(config, base_port), shift_ports(base_port))
     lines: list[str] = []
 
     def read_streams() -> None:
@@ -78,7 +78,18 @@ def status(
     raise typer.Exit(1 if silent or waiting else 0)
 
 
-def find_latest_settings(config: Path | None) -> Path | None:
-    """Return the given file, else the settings of the latest run, else None."""
-    latest = Path("runs/latest/settings.yaml")
-    return config or (latest if latest.is_file() else None)
+def find_settings(config: Path | None, base_port: int | None) -> Path | None:
+    """Return the given file, else the settings of what runs here at these ports, else of the latest run, else None."""
+    from forage_cli.local.processes import find_supervisor
+    from forage_cli.local.stack import RECORD, shift_ports
+    from forage_runtime.settings import load_settings
+
+    if config is not None:
+        return config
+    runs, latest = Path("runs"), Path("runs/latest/settings.yaml")
+    redis = next(iter(shift_ports(base_port)), "").partition("=")[2]
+    for record in sorted(runs.glob(f"*/{RECORD}"), key=lambda file: file.stat().st_mtime, reverse=True):
+        file = record.with_name("settings.yaml")
+        if find_supervisor(record) and (not redis or load_settings(file, (), {}).redis.url == redis):
+            return file
+    return latest if latest.is_file() else None

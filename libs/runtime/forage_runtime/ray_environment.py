@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from forage_runtime.errors import ForageError
+
 START_LIMIT_S = 300
 LOOK_S = 10
 """So long a look for Ray's own node waits; between two looks `extend_start_limit` sees whether it can still come."""
@@ -39,6 +41,10 @@ def ray_environment() -> dict[str, str]:
     return _ENVIRONMENT | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
+class RayletEndedError(ForageError):
+    """The raylet of a Ray that is starting has ended. No RuntimeError: Ray catches those, and waits on."""
+
+
 @contextmanager
 def extend_start_limit(folder: Path, limit_s: float = START_LIMIT_S) -> Iterator[None]:
     """Let a `ray.init` within the block wait this long for its node, as long as its raylet lives.
@@ -47,6 +53,9 @@ def extend_start_limit(folder: Path, limit_s: float = START_LIMIT_S) -> Iterator
 
     Args:
         folder: Ray's folder of temporary files, with its logs.
+
+    Raises:
+        RayletEndedError: the raylet has ended; the message has the last line that it wrote.
     """
     from ray._private import services
 
@@ -59,7 +68,7 @@ def extend_start_limit(folder: Path, limit_s: float = START_LIMIT_S) -> Iterator
                 return look_up(*arguments)
             except RuntimeError as error:  # the node is not known yet
                 if has_raylet_ended():
-                    raise RuntimeError(f"Ray's raylet ended before it was ready: {_read_raylet(folder)}") from error
+                    raise RayletEndedError(f"Ray's raylet ended before it was ready: {_read_raylet(folder)}") from error
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)  # wait: until a start that has a time limit is over

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 from model_folders import write_smallest_model
 
-from forage_cli.local import preflight, stack
+from forage_cli.local import home, preflight
 from forage_records.questions import COLUMNS
 from forage_records.training import list_training_checks
 from forage_runtime.errors import DataError, UserError
@@ -243,16 +243,16 @@ def test_trajectories_longer_than_a_micro_batch_are_refused_with_the_numbers(tmp
     preflight.check_files(long, training=False)
 
 
-@pytest.mark.parametrize("installed_from", ["a checkout without the services", "a wheel"])
+@pytest.mark.parametrize("installed_from", ["a checkout without the services", "an image"])
 def test_what_services_check_is_left_to_them_where_they_are_not_installed(
     installed_from: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def find_repository() -> Path:
-        if installed_from == "a wheel":
-            raise UserError("this command needs a checkout of Forage")
+    def find_home() -> Path:
+        if installed_from == "an image":
+            raise UserError("the command alone is installed")
         return tmp_path
 
-    monkeypatch.setattr(stack, "repository", find_repository)
+    monkeypatch.setattr(home, "find_home", find_home)
     write_smallest_model(tmp_path)
     (tmp_path / "corpus.jsonl").write_text('{"id": "1", "contents": "x"}\n')
     paths = [f"model.path={tmp_path / 'model'}", f"data.corpus={tmp_path}/corpus.jsonl", "rollout.temperature=3"]

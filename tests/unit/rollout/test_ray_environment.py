@@ -11,7 +11,13 @@ from ray import _raylet
 from ray._private import node, services
 
 from forage_runtime import ray_environment as module
-from forage_runtime.ray_environment import LOOK_S, START_LIMIT_S, extend_start_limit, ray_environment
+from forage_runtime.ray_environment import (
+    LOOK_S,
+    START_LIMIT_S,
+    RayletEndedError,
+    extend_start_limit,
+    ray_environment,
+)
 
 
 @pytest.fixture
@@ -60,7 +66,10 @@ def test_a_raylet_that_has_ended_is_not_waited_for_and_its_last_line_is_the_reas
     (logs / "raylet.err").write_text("\n")
     (logs / "raylet.out").write_text("begins\ncannot reach the GCS\n\n")
     monkeypatch.setattr(module, "has_raylet_ended", lambda: True)
-    with extend_start_limit(tmp_path), pytest.raises(RuntimeError, match="ended before it was ready: cannot reach the"):
+    with (
+        extend_start_limit(tmp_path),
+        pytest.raises(RayletEndedError, match="ended before it was ready: cannot reach the"),
+    ):
         services.get_node("127.0.0.1:1", "n")
     assert late_node == [0.0]
 
