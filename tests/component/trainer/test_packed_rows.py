@@ -75,8 +75,8 @@ def take_step(folder: Path, *more: str) -> dict[str, torch.Tensor]:
     One update each: a second one would begin with weights that Adam has moved by the sign of gradients, which rounding
     decides where they are 0. The critic's head is not 0, so that its body has gradients.
     """
-    both = [f"trainer.{part}.{one}" for part in ("actor", "critic") for one in LIMITS]
-    settings = spmd_process.build_settings(folder, f"trainer.critic.path={folder / 'critic'}", *both, *more)
+    limits = [f"trainer.actor.{one}" for one in LIMITS]
+    settings = spmd_process.build_settings(folder, f"trainer.critic.path={folder / 'critic'}", *limits, *more)
     worker, batch = PolicyWorker(settings), build_rows(settings)
     assert worker._critic is not None
     actor = spmd_process.record_gradients(worker._actor.engine, "actor")

@@ -106,7 +106,9 @@ def test_a_card_holds_what_its_numbers_depend_on_and_survives_its_file(evaluate:
     assert (result.em.mean, result.questions, result.failed_questions) == (0.75, 20, 0)
     assert result.em.low < 0.75 < result.em.high
     assert card.questions.sources == {"nq/test": 20}
-    assert card.routes == {"nq": {"name": "f1", "params": {}, "components": None}}, "those of its data sources alone"
+    assert card.routes == {"nq": {"name": "f1", "label": "", "weight": 1.0, "params": {}}}, (
+        "those of its data sources alone"
+    )
     assert card.searched[0].corpus_digest == "c"
     given = dict(text.split("=", 1) for text in card.list_settings())
     assert given["rollout.max_turns"] == "4"

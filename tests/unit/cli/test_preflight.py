@@ -45,7 +45,7 @@ def give_countdown(target: int, numbers: list[int]) -> dict[str, Any]:
 
 def load_files(train: Path, val: Path | None = None, *overrides: str) -> Settings:
     files = [f"data.train_files=[{train}]", f"data.val_files=[{val or train}]"]
-    sizes = ["data.train_batch_size=1", *(f"trainer.{model}.ppo_mini_batch_size=1" for model in ("actor", "critic"))]
+    sizes = ["data.train_batch_size=1", "trainer.actor.ppo_mini_batch_size=1"]
     return load_settings(None, [*files, *sizes, *overrides], {})
 
 
