@@ -129,7 +129,7 @@ def load_recipe(config: Path | None, overrides: Iterable[str]) -> Settings:
     `model.path` may be a model of Forage's own, too: what is in the working directory goes first.
 
     Raises:
-        UserError: as `load_settings`.
+        UserError: as `load_settings`; or no file is given, and Forage's own are not here.
     """
     settings = load_settings(config and _find_shipped(config), list(overrides))
     path = _find_shipped(settings.model.path)
@@ -143,5 +143,7 @@ def _find_shipped(path: Path) -> Path:
     try:
         shipped = find_home() / path
     except UserError:
+        if path == DEMO:  # nobody gave it
+            raise
         return path
     return shipped if shipped.exists() else path

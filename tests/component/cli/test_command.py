@@ -24,7 +24,9 @@ def test_the_exit_code_is_that_of_the_process() -> None:
     assert (ended.returncode, ended.stdout) == (0, f"forage {__version__}\n")
 
 
-def test_commands_that_need_a_checkout_say_so_when_installed_from_a_wheel(tmp_path: Path, repository: Path) -> None:
+def test_commands_that_need_services_say_so_where_the_command_alone_is_installed(
+    tmp_path: Path, repository: Path
+) -> None:
     packages = tmp_path / "lib/python3.11/site-packages"
     shutil.copytree(repository / "cli/forage_cli", packages / "forage_cli")
     code = (
@@ -45,7 +47,7 @@ def test_commands_that_need_a_checkout_say_so_when_installed_from_a_wheel(tmp_pa
     assert ended.stdout.split() == ["2"] * 3
     lines = ended.stderr.splitlines()
     assert len(lines) == 3
-    assert all("this command needs a checkout of Forage" in line for line in lines)
+    assert all("the command alone is installed" in line for line in lines)
 
 
 def test_config_check_accepts_the_output_of_config_show_and_warns_of_a_small_redis(
