@@ -10,6 +10,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import structlog
 from demo import Demo
 from ports import reserve_ports
 
@@ -24,6 +25,14 @@ hypothesis.settings.load_profile("forage")
 # A shell starts what runs in its background deaf to Ctrl-C, and so would be the processes that tests press it for.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def forget_logs() -> Iterator[None]:
+    """Forget how a test configured the logs: the file that it wrote them to is closed when it ends."""
+    yield
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
 
 
 @pytest.fixture(scope="session")

@@ -163,7 +163,7 @@ def coverage(
 
     settings = load_recipe(config, overrides or [])
     console, depth = TextConsole(), topk or settings.retriever.topk
-    files = questions or [*settings.data.train_paths, *settings.data.val_files]
+    files = questions or list(dict.fromkeys([*settings.data.train_paths, *settings.data.val_files]))
     if not files:
         raise DataError("there is no file of questions: name one by data.train_files, data.val_files or --questions")
     rows = read_questions(files).rows

@@ -130,7 +130,7 @@ def test_a_researcher_trains_with_her_own_questions_corpus_and_reward(day: Day) 
     assert "mine.parquot" in refused
     (day.folder / "my.yaml").write_text(MY_SETTINGS, encoding="utf-8")
     day.forage("config", "check", "-c", "my.yaml")
-    assert "4 of 4" in day.forage("data", "coverage", "-c", "my.yaml")
+    assert "4 (100.0%)" in day.forage("data", "coverage", "-c", "my.yaml")
     trained = day.forage("train", "-c", "my.yaml", "run.id=first", "--no-console", *day.port)
     assert "lost 0, twice 0" in trained
     assert "first" in day.forage("runs", "list")

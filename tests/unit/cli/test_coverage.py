@@ -99,3 +99,9 @@ def test_without_questions_there_is_one_sentence(task: list[str]) -> None:
     done = CliRunner().invoke(app, ["data", "coverage", *task, "data.train_files=[]"])
     assert isinstance(done.exception, DataError)
     assert str(done.exception).startswith("there is no file of questions: name one by data.train_files")
+
+
+def test_questions_that_are_trained_and_validated_on_count_once(task: list[str], tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["data", "coverage", *task, f"data.val_files=[{tmp_path}/train.parquet]"])
+    assert done.exit_code == 0, done.output
+    assert "30 (75.0%)" in done.output
