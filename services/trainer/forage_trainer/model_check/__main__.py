@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -132,6 +134,9 @@ def print_facts(folder: Path, facts: list[Fact]) -> None:
 def main() -> None:
     """Entry point of `python -m forage_trainer.model_check`: a user's error is one sentence and exit code 2."""
     configure_logs("trainer", "WARNING")
+    # The page has everything that matters: no bars, and no word on how torch's own tracing is called.
+    os.environ["TQDM_DISABLE"] = "1"
+    logging.getLogger("torch.fx").setLevel(logging.ERROR)
     run_command(app, "forage model check")
 
 
