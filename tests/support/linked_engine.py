@@ -19,7 +19,7 @@ from char_codec import CharCodec
 
 from forage_proto.v1.trajectory_pb2 import TemplateValues
 from forage_rollout.links.frames import HEADER
-from forage_rollout.links.link import Door
+from forage_rollout.links.link import EngineAddress
 from forage_rollout.links.server import EngineServer
 from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
 from forage_runtime.text.chat_template import Chat
@@ -94,10 +94,10 @@ class SearchingEngine:
 
 
 @asynccontextmanager
-async def serve(engine: Any, key: bytes = KEY) -> AsyncIterator[tuple[EngineServer, Door]]:
+async def serve(engine: Any, key: bytes = KEY) -> AsyncIterator[tuple[EngineServer, EngineAddress]]:
     """Serve an engine in this process."""
     server = EngineServer(engine, key)
-    yield server, Door(await server.listen("127.0.0.1"), key)
+    yield server, EngineAddress(await server.listen("127.0.0.1"), key)
     await server.close()
 
 
@@ -163,13 +163,13 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fram
 
 
 @contextmanager
-def start_engine() -> Iterator[tuple[subprocess.Popen[str], Door]]:
+def start_engine() -> Iterator[tuple[subprocess.Popen[str], EngineAddress]]:
     """A `SearchingEngine` in a process of its own, until the block ends."""
     command = [sys.executable, str(Path(__file__)), KEY.hex()]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            yield process, Door(process.stdout.readline().strip(), KEY)
+            yield process, EngineAddress(process.stdout.readline().strip(), KEY)
         finally:
             process.kill()
 

@@ -16,7 +16,7 @@ from forage_proto.v1.trajectory_pb2 import Policy, TemplateValues
 from forage_rollout.deployments.application import build_engine_deployment
 from forage_rollout.deployments.autoscaling import ONGOING
 from forage_rollout.deployments.engine import EngineDeployment
-from forage_rollout.deployments.engine_links import open_door, open_pool
+from forage_rollout.deployments.engine_links import open_pool, open_server
 from forage_rollout.deployments.replica import CheckPace, broadcast, start_process
 from forage_rollout.engine.engine_counts import EngineCounts
 from forage_rollout.engine.leases import Leases
@@ -101,7 +101,7 @@ class ScriptedDeployment(EngineDeployment):
         self._engine: Any = Scripted()
         self._engine.gate.set()
         self._drain_timeout_s = 60.0
-        self._server, self._door = await open_door(self._engine)
+        self._server, self._address = await open_server(self._engine)
 
     async def check_health(self) -> None:
         pass

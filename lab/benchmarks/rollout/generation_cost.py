@@ -123,7 +123,7 @@ class GrpcClient:
 def build_deployments() -> tuple[type, type]:
     """The deployments; they import Ray, whose environment must be set before."""
     from forage_rollout.deployments.engine import EngineDeployment
-    from forage_rollout.deployments.engine_links import open_door, open_pool
+    from forage_rollout.deployments.engine_links import open_pool, open_server
     from forage_rollout.deployments.replica import call_replica, start_process
 
     class BenchEngine(EngineDeployment):
@@ -133,7 +133,7 @@ def build_deployments() -> tuple[type, type]:
             start_process()
             self._engine: Any = WaitingEngine()
             self._drain_timeout_s = 1.0
-            self._server, self._door = await open_door(self._engine)
+            self._server, self._address = await open_server(self._engine)
             self._grpc = GrpcServer(self._engine)
             self._grpc_address = await self._grpc.listen()
 

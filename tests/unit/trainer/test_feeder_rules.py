@@ -12,7 +12,7 @@ from arrived_groups import arrive
 from forage_proto.v1.trajectory_pb2 import GroundTruth, Prompt, TrajectoryGroup
 from forage_queue.streams.client import Entry, StreamClient
 from forage_queue.trainer.feeder import Batches, Feeder
-from forage_queue.trainer.places import ConsumedSlots, Held, Place, ReadyOrder
+from forage_queue.trainer.places import BufferedGroup, ConsumedSlots, Place, ReadyOrder
 from forage_records.questions import Question
 from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import load_settings
@@ -56,7 +56,7 @@ def take(feeder: Feeder, size: int, steps: range, order: Callable[[list[Place]],
     for step in steps:
         feeder.issue_up_to_bound(step - 1)
         held = {
-            place: Held(Entry(b"%d-0" % number, arrive(TrajectoryGroup())), step - 1)
+            place: BufferedGroup(Entry(b"%d-0" % number, arrive(TrajectoryGroup())), step - 1)
             for number, place in enumerate(order(feeder.list_open()))
         }
         taken, missing = ready.choose(step, held)

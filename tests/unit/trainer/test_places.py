@@ -10,15 +10,15 @@ from arrived_groups import arrive
 from trainer_parts import make_group
 
 from forage_queue.streams.client import Entry
-from forage_queue.trainer.places import ConsumedSlots, Held, Place, ReadyOrder, StrictOrder, list_slots
+from forage_queue.trainer.places import BufferedGroup, ConsumedSlots, Place, ReadyOrder, StrictOrder, list_slots
 
 SIZE, STALENESS = 3, 2
 _ids = count(1)
 
 
-def hold(oldest: int | None = 0) -> Held:
+def hold(oldest: int | None = 0) -> BufferedGroup:
     """A group that arrives now."""
-    return Held(Entry(b"%d-0" % next(_ids), arrive(make_group("q", [0.0]))), oldest)
+    return BufferedGroup(Entry(b"%d-0" % next(_ids), arrive(make_group("q", [0.0]))), oldest)
 
 
 class Run:
@@ -29,7 +29,7 @@ class Run:
         self.staleness = staleness
         self.settled = ConsumedSlots(SIZE)
         self.order = ReadyOrder(SIZE, staleness, lambda: list(self.settled.list_open(self.issued)))
-        self.held: dict[Place, Held] = {}
+        self.held: dict[Place, BufferedGroup] = {}
         self.steps: dict[int, list[Place]] = {}
         self.dropped: list[tuple[int, Place]] = []
 

@@ -21,7 +21,7 @@ from forage_queue.streams.client import Entry, StreamClient
 from forage_queue.trainer import spans
 from forage_queue.trainer.feeder import Feeder, refill_number
 from forage_queue.trainer.idle import IdleTime
-from forage_queue.trainer.places import Held, Place, PlacesOfSteps, ReadyOrder, StrictOrder, place_of
+from forage_queue.trainer.places import BufferedGroup, Place, PlacesOfSteps, ReadyOrder, StrictOrder, place_of
 from forage_records.step_file import Fate, GroupFate
 from forage_runtime.errors import ForageError
 from forage_runtime.retries import RedisRetry
@@ -324,7 +324,7 @@ class Batcher:
         if settings.batching == "ready":
             self._order = ReadyOrder(batch_size, settings.max_staleness, feeder.list_open)
         self._settled = feeder.settled
-        self._held: dict[Place, Held] = {}
+        self._held: dict[Place, BufferedGroup] = {}
         self._taken: set[bytes] = set()
         self._places: Sequence[Place] = ()
         self._late: Entries = []
@@ -494,7 +494,7 @@ class Batcher:
                 elif self._feeder.refill(group):
                     self._discard(entry, "equal")
                 else:
-                    self._held[place] = Held(entry, oldest_version(group))
+                    self._held[place] = BufferedGroup(entry, oldest_version(group))
             elif self._held[place].entry.id != entry.id:
                 self._discard(entry, "duplicate")
         return new

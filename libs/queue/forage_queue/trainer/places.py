@@ -23,7 +23,7 @@ def place_of(group: Group) -> Place:
 
 
 @dataclass(frozen=True)
-class Held:
+class BufferedGroup:
     """A group that waits for its step. oldest: the lowest policy version of any token; None for one without tokens."""
 
     entry: Entry[Group]
@@ -134,7 +134,7 @@ class StrictOrder:
         """The places of which step `number` takes some."""
         return [(number, position) for position in range(self._size)]
 
-    def choose(self, number: int, held: Mapping[Place, Held]) -> tuple[list[Place], list[Place]]:
+    def choose(self, number: int, held: Mapping[Place, BufferedGroup]) -> tuple[list[Place], list[Place]]:
         """The places that step `number` takes of what is there, and those that it lacks; together its size."""
         places = self.list_candidates(number)
         return [place for place in places if place in held], [place for place in places if place not in held]
@@ -186,7 +186,7 @@ class ReadyOrder:
         """As of `StrictOrder`, like all that follow."""
         return self._list_open()
 
-    def choose(self, number: int, held: Mapping[Place, Held]) -> tuple[list[Place], list[Place]]:
+    def choose(self, number: int, held: Mapping[Place, BufferedGroup]) -> tuple[list[Place], list[Place]]:
         """Of what it lacks, those that it waits for by name come first, then those that were issued first."""
         own: frozenset[Place] = self._reserved.get(number, frozenset())
         later = {place for step, places in self._reserved.items() if step > number for place in places}
@@ -213,7 +213,7 @@ class ReadyOrder:
         return tuple(sorted(places))
 
 
-def _age(held: Held) -> tuple[int, int, int]:
+def _age(held: BufferedGroup) -> tuple[int, int, int]:
     """Sorts groups: the oldest tokens first, then the first to arrive."""
     arrived, _, number = held.entry.id.partition(b"-")
     return -1 if held.oldest is None else held.oldest, int(arrived), int(number)

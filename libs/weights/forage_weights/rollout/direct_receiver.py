@@ -27,7 +27,7 @@ from forage_runtime.errors import UserError
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.waits import waiting
 from forage_weights.announcement import list_files
-from forage_weights.cache import Held
+from forage_weights.cache import CachedPolicy
 from forage_weights.direct import (
     MOST_TRANSFERS,
     NCCL,
@@ -93,7 +93,7 @@ class DirectReceiver:
             for file in files:
                 (Path(own) / file.name).rename(folder / file.name)
 
-    def offer(self, policy: Policy, held: Held) -> None:
+    def offer(self, policy: Policy, held: CachedPolicy) -> None:
         """Send what is here of a policy and its deltas to engines that the trainer sends here. Files may be patched."""
         if self._sender is None:
             return

@@ -21,7 +21,7 @@ from forage_retriever.serve.source import InvalidRequestError, QueryResult
 from forage_retriever.serve.urgency import Urgency
 from forage_runtime.addresses import bind
 from forage_runtime.errors import UnavailableError
-from forage_runtime.security.byte_budget import Place, RequestByteBudget
+from forage_runtime.security.byte_budget import RequestByteBudget, Reservation
 from forage_runtime.security.call_guard import CallGuard
 from forage_runtime.security.call_limits import guard_calls, limit_connections
 from forage_runtime.security.tls import make_grpc_server_credentials
@@ -109,8 +109,8 @@ class RetrieverServicer(retriever_pb2_grpc.RetrieverServicer):
         async with asyncio.TaskGroup() as answers:
             async for stream_request in requests:
                 await window.acquire()
-                place = await self._room.take(stream_request.ByteSize() if stream_request else 0, None)
-                answers.create_task(answer(stream_request)).add_done_callback(partial(_leave, place))
+                reservation = await self._room.take(stream_request.ByteSize() if stream_request else 0, None)
+                answers.create_task(answer(stream_request)).add_done_callback(partial(_leave, reservation))
 
     async def _answer_traced(
         self, method: str, request: retriever_pb2.RetrieveRequest | None, parent: str, timeout_s: float = math.inf
@@ -213,8 +213,8 @@ def _read_timeout(context: grpc.aio.ServicerContext) -> float:
     return math.inf if remaining is None else remaining * _ANSWERED_WITHIN
 
 
-def _leave(place: Place, _: object) -> None:
-    place.shrink(0)
+def _leave(reservation: Reservation, _: object) -> None:
+    reservation.shrink(0)
 
 
 def _build_handlers(servicer: RetrieverServicer) -> grpc.GenericRpcHandler:

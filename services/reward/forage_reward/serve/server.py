@@ -40,7 +40,7 @@ from forage_reward.serve.shadow import ShadowScorer
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 from forage_reward.wire import InvalidItemError, from_proto, read_truth, read_view, to_proto
 from forage_runtime.addresses import bind
-from forage_runtime.security.byte_budget import Place, RequestByteBudget
+from forage_runtime.security.byte_budget import RequestByteBudget, Reservation
 from forage_runtime.security.call_guard import CallGuard
 from forage_runtime.security.call_limits import guard_calls, limit_connections
 from forage_runtime.security.tls import make_grpc_server_credentials
@@ -509,15 +509,15 @@ class ScoreStream:
                 async for request in self._requests:
                     await self._window.acquire()
                     await self._scoring.admission.enter(1)
-                    place = await self._room.take(request.ByteSize(), None)
+                    reservation = await self._room.take(request.ByteSize(), None)
                     # One task per item, so that an item that waits delays no other.
                     task = tasks.create_task(self._answer(request))
-                    task.add_done_callback(partial(self._release, place))
+                    task.add_done_callback(partial(self._release, reservation))
         finally:
             self._replies.put_nowait(None)
 
-    def _release(self, place: Place, _: object) -> None:
-        place.shrink(0)
+    def _release(self, reservation: Reservation, _: object) -> None:
+        reservation.shrink(0)
         self._scoring.admission.leave(1)
 
     async def _answer(self, request: reward_pb2.ScoreStreamRequest) -> None:
