@@ -18,8 +18,8 @@ from forage_queue.streams import functions, payloads
 from forage_queue.streams.client import StreamClient
 from forage_queue.trainer import shifts
 from forage_queue.trainer.batcher import Arrivals, Batcher, Receiver, UnackedSteps
-from forage_queue.trainer.places import ConsumedSlots
 from forage_queue.trainer.replay_groups import ReplayGroups
+from forage_queue.trainer.slots import ConsumedSlots
 from forage_runtime.files import durable
 from forage_trainer.checkpoints.rollbacks import Rollbacks
 from forage_weights import cache
@@ -167,7 +167,7 @@ BROKEN_RULES = (
         lambda: _replace((UnackedSteps, "restore", lambda *_: None)),
     ),
     BrokenRule(
-        "a checkpoint knows which places are settled",
+        "a checkpoint knows which slots are settled",
         _CRASHES,
         lambda: _replace((ConsumedSlots, "load_state_dict", lambda self, state: self.restart(state["batches"]))),
         {"takes_first": True, "is_colocated": False, "max_staleness": 2, "save_freq": 1, "ranges": SLOW},
@@ -175,7 +175,7 @@ BROKEN_RULES = (
     BrokenRule(
         "a step that was rolled back keeps its groups",
         ("bad step",),
-        lambda: _replace((Rollbacks, "places", {})),
+        lambda: _replace((Rollbacks, "slots", {})),
         {"takes_first": True, "is_colocated": False, "max_staleness": 2, "save_freq": 3},
     ),
     BrokenRule(

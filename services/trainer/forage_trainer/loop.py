@@ -160,7 +160,7 @@ class TrainingLoop:
             self._resume(start)
             policy = self._publication.publish(self._version)
         self._writer.acknowledge(self._batcher, self._version)
-        held = self._batcher.start(max(self._version, self._replay_until), start.replayed, self._rollbacks.places)
+        held = self._batcher.start(max(self._version, self._replay_until), start.replayed, self._rollbacks.slots)
         epoch = self._streams.epoch
         get_logger().info("trainer_started", step=self._version, total=self._total, epoch=epoch, groups_held=held)
         kind = EventKind.START if start.checkpoint is None else EventKind.RESUME

@@ -44,8 +44,8 @@ from forage_queue.streams.history import open_history
 from forage_queue.streams.payloads import FOLDER, Payloads
 from forage_queue.trainer.batcher import LOST, Batcher, BatchTimeoutError, ConsumedStep, UnackedSteps
 from forage_queue.trainer.feeder import Batches, Feeder
-from forage_queue.trainer.places import PlacesOfSteps
 from forage_queue.trainer.replay_groups import ReplayGroups
+from forage_queue.trainer.slots import SlotsOfSteps
 from forage_records.questions import Question
 from forage_runtime.errors import FencedError
 from forage_runtime.retries import RedisRetry
@@ -108,7 +108,7 @@ class Trainer:
         self.replay_until = max(ledger, default=0)
         again = range(newest.step + 1, self.replay_until + 1)
         assert self.kept.has(again), "it could not go back"
-        replayed: PlacesOfSteps = {}
+        replayed: SlotsOfSteps = {}
         if self.settings.trainer.batching == "ready":
             manifest = Manifest(newest.step, newest.epoch, "", (), {}, {}, 1, dict(newest.parts))
             match_order(self.settings, manifest)
