@@ -12,11 +12,11 @@ from typing import Any
 from unittest import mock
 
 from forage_proto.v1.trajectory_pb2 import Policy
-from forage_queue.rollout import shifts as engine_shifts
+from forage_queue.rollout import lease_watch
 from forage_queue.rollout.dispatcher import Dispatcher
 from forage_queue.streams import functions, payloads
 from forage_queue.streams.client import StreamClient
-from forage_queue.trainer import shifts
+from forage_queue.trainer import gpu_lease
 from forage_queue.trainer.batcher import Arrivals, Batcher, Receiver, UnackedSteps
 from forage_queue.trainer.replay_groups import ReplayGroups
 from forage_queue.trainer.slots import ConsumedSlots
@@ -244,13 +244,13 @@ BROKEN_RULES = (
     BrokenRule(
         "the trainer takes shared GPUs once every engine sleeps",
         _CRASHES,
-        lambda: _replace((shifts.Shifts, "_find_awake", lambda *_: [])),
+        lambda: _replace((gpu_lease.GpuLease, "_find_awake", lambda *_: [])),
         {"is_colocated": True},
     ),
     BrokenRule(
         "an engine that starts takes no memory in the trainer's shift",
         _CRASHES,
-        lambda: _replace((engine_shifts.Shifts, "wait_for_engines", _at_once)),
+        lambda: _replace((lease_watch.LeaseWatch, "wait_for_engines", _at_once)),
         {"is_colocated": True},
     ),
     BrokenRule(

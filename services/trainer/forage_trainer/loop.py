@@ -13,7 +13,7 @@ from forage_queue.streams.client import StreamClient
 from forage_queue.trainer import spans
 from forage_queue.trainer.batcher import Batch, Batcher
 from forage_queue.trainer.feeder import Feeder, make_batches
-from forage_queue.trainer.shifts import Shifts
+from forage_queue.trainer.gpu_lease import GpuLease
 from forage_records.events import EventKind, EventLog
 from forage_records.questions import Questions
 from forage_runtime.retries import RedisRetry
@@ -59,13 +59,13 @@ class TrainingLoop:
         pad_id: int,
         stop: Stop,
         health: Health,
-        shifts: Shifts | None = None,
+        lease: GpuLease | None = None,
         openings: Sequence[Sequence[int]] = (),
     ) -> None:
         folder, trainer = settings.run.folder, settings.trainer
         self._settings, self._streams, self._stop, self._health = settings, streams, stop, health
         # Whatever reads or changes the engine's state holds shared GPUs.
-        self._hold: Callable[[], Any] = nullcontext if shifts is None else partial(shifts.hold, worker)
+        self._hold: Callable[[], Any] = nullcontext if lease is None else partial(lease.hold, worker)
         self._retry = retry = RedisRetry(stop, health)
         self._state, self._events = StateFile(folder), EventLog(folder)
         self._journal = Journal(settings, retry.disk)

@@ -12,7 +12,7 @@ from typing import NoReturn
 import ray
 
 from forage_proto.v1.trajectory_pb2 import Policy, Replica, Sampling
-from forage_queue.rollout.shifts import Shifts
+from forage_queue.rollout.lease_watch import LeaseWatch
 from forage_queue.streams.client import StreamClient
 from forage_queue.streams.history import open_history
 from forage_rollout.core.arguments import build_environment
@@ -77,13 +77,13 @@ class EngineDeployment:
             os.environ.update(build_environment(settings.rollout.engine))
             prepare_fork()
         streams = StreamClient(settings.redis, settings.run.id, REDIS_TIMEOUT_S, open_history(settings.run, "engine"))
-        shifts = Shifts(streams, self._replica) if settings.trainer.placement == "colocated" else None
-        if shifts is not None:
-            await shifts.wait_for_engines()
-        with nullcontext() if shifts is None else shifts.starting():
+        lease_watch = LeaseWatch(streams, self._replica) if settings.trainer.placement == "colocated" else None
+        if lease_watch is not None:
+            await lease_watch.wait_for_engines()
+        with nullcontext() if lease_watch is None else lease_watch.starting():
             self._engine = engine = _start_engine(settings)
             self._openai = OpenAiRoutes(engine, settings)
-        self._follower = Follower(streams, self._engine, self._replica, shifts, settings.security.audit_file)
+        self._follower = Follower(streams, self._engine, self._replica, lease_watch, settings.security.audit_file)
         await self._follower.catch_up()
         self._following = supervise(self._follower.follow(), "follow_policy")
         self._server, self._address = await open_server(self._engine, lambda: engine.stands_still)
