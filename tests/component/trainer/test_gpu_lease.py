@@ -142,7 +142,9 @@ def test_an_engine_that_does_not_sleep_is_named(bench: Bench) -> None:
     own, end = bench.make(0.5, bench.expire_once_asleep("obeys")), bench.run_engine("obeys")
     bench.say("refuses")
     try:
-        with pytest.raises(GpuLeaseError, match=r"^refuses did not free the GPUs within trainer\.batch_timeout_s = 0\.5"):
+        with pytest.raises(
+            GpuLeaseError, match=r"^refuses did not free the GPUs within trainer\.batch_timeout_s = 0\.5"
+        ):
             own.acquire()
     finally:
         end()

@@ -21,7 +21,6 @@ from waiting import wait_until_async
 from forage_probe.completions import CompletionsClient, Continuations
 from forage_probe.contexts import CONNECTIVE
 from forage_proto.v1.trajectory_pb2 import Policy, Sampling
-from forage_rollout.core.arguments import BLOCK_SIZE
 from forage_rollout.engine.endpoint_engine import EndpointEngine
 from forage_rollout.engine.openai import OpenAiRoutes, ResponseHead
 from forage_rollout.engine.vllm_engine import VllmEngine
@@ -29,6 +28,7 @@ from forage_rollout.loop.generation import Request
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.http_api import make_app
+from forage_rollout.vllm_start.vllm_args import BLOCK_SIZE
 from forage_runtime.clients.calls import RefusedError
 from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_runtime.telemetry.health import Health

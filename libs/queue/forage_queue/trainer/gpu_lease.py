@@ -130,8 +130,8 @@ class GpuLease:
     def hold(self, state: GpuState) -> Iterator[Mapping[str, float]]:
         """Compute in a shift of the trainer's, which may be the one that it has; yields the seconds of its beginning.
 
-        After an error nothing is released: the state may still be on the GPUs. It goes with this process, and engines wake
-        when the next trainer gives them a shift, or a minute after this one's last sign of life.
+        After an error nothing is released: the state may still be on the GPUs. It goes with this process, and engines
+        wake when the next trainer gives them a shift, or a minute after this one's last sign of life.
 
         Raises:
             GpuLeaseError: as `acquire`; or engines took the GPUs back meanwhile.

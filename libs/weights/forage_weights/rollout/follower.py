@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 from forage_proto.v1.trajectory_pb2 import Policy, Replica, Shift
-from forage_queue.rollout.redis_threads import call_in_thread
 from forage_queue.rollout.lease_watch import LeaseWatch, is_same, name_shift
+from forage_queue.rollout.redis_threads import call_in_thread
 from forage_queue.streams import history
 from forage_queue.streams.client import ANNOUNCED, LIVELY_S, NEVER, SERVED, StreamClient
 from forage_runtime.errors import UnavailableError

@@ -15,9 +15,6 @@ from forage_proto.v1.trajectory_pb2 import Policy, Replica, Sampling
 from forage_queue.rollout.lease_watch import LeaseWatch
 from forage_queue.streams.client import StreamClient
 from forage_queue.streams.history import open_history
-from forage_rollout.core.arguments import build_environment
-from forage_rollout.core.process import prepare_fork
-from forage_rollout.core.start_errors import EngineStartError, explain_start
 from forage_rollout.deployments.autoscaling import ONGOING
 from forage_rollout.deployments.engine_links import open_server
 from forage_rollout.deployments.replica import REDIS_TIMEOUT_S, CheckPace, build_process_name, start_process
@@ -27,6 +24,9 @@ from forage_rollout.engine.openai import OpenAiRoutes, ResponseHead
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.links.engine_directory import describe_address
 from forage_rollout.metrics import Snapshot, read_call_counts, to_counts
+from forage_rollout.vllm_start.fork_server import prepare_fork
+from forage_rollout.vllm_start.start_errors import EngineStartError, explain_start
+from forage_rollout.vllm_start.vllm_args import build_environment
 from forage_runtime.background import supervise
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.logs import get_logger

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from forage_rollout.core.start_errors import record_start_errors
+from forage_rollout.vllm_start.start_errors import record_start_errors
 from forage_runtime.telemetry.stacks import write_stacks_on_signal
 from forage_weights.rollout.staging import DeltaFiles, Stage
 
