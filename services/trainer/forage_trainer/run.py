@@ -20,7 +20,7 @@ from forage_records.questions import Questions
 from forage_runtime.errors import CollectiveTimeoutError, DiskFullError, FencedError, ForageError
 from forage_runtime.files.template_values import keep_template_date
 from forage_runtime.problems import require_all
-from forage_runtime.retries import CALL_TIMEOUT_S, RedisRetry
+from forage_runtime.retries import CALL_TIMEOUT_S, Retries
 from forage_runtime.security.audit import record_act
 from forage_runtime.security.health_gate import HealthGate
 from forage_runtime.settings import Settings
@@ -107,8 +107,9 @@ def _train(
     from forage_trainer.engine.policy_worker import PolicyWorker
     from forage_trainer.loop import TrainingLoop
 
-    retry = RedisRetry(stop, health)
-    decoder = GroupDecoder(retry.disk)
+    retries = Retries(stop, health)
+    retry = retries.redis
+    decoder = GroupDecoder(retries.disk)
     history = open_history(settings.run, "trainer")
     streams = StreamClient(settings.redis, settings.run.id, CALL_TIMEOUT_S, history, Payloads(settings), decoder)
     retry(lambda: require_durability(streams, settings.redis))

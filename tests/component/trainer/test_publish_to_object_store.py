@@ -19,7 +19,7 @@ from waiting import WAIT_S, wait_until
 from forage_proto.v1.trajectory_pb2 import Policy, Replica
 from forage_queue.streams.client import StreamClient
 from forage_runtime.errors import UserError
-from forage_runtime.retries import RedisRetry, StorageRetry
+from forage_runtime.retries import Retries, StorageRetry
 from forage_runtime.settings import PublishSettings, RedisSettings
 from forage_runtime.stop import Stop, Stopped
 from forage_runtime.telemetry.health import Health
@@ -49,11 +49,11 @@ class Store:
         self._server.kill()
 
     def connect(self, epoch: int = 1, uri: str = f"s3://{BUCKET}/") -> Publisher:
-        settings, retry = PublishSettings(uri=uri), RedisRetry(self.stop, Health())
+        settings, retries = PublishSettings(uri=uri), Retries(self.stop, Health())
         own = copy.copy(self._streams)
         own.epoch = epoch
-        self.folders = PolicyStore(self._folder / f"policies-{epoch}", settings.uri, "run", retry.storage)
-        return Publisher(self.folders, self._folder / "model", own, settings, retry)
+        self.folders = PolicyStore(self._folder / f"policies-{epoch}", settings.uri, "run", retries.storage)
+        return Publisher(self.folders, self._folder / "model", own, settings, retries)
 
 
 @pytest.fixture
