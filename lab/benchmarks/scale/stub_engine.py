@@ -17,7 +17,7 @@ from forage_rollout.deployments.engine import EngineDeployment
 from forage_rollout.deployments.engine_links import open_server
 from forage_rollout.deployments.replica import REDIS_TIMEOUT_S, CheckPace, build_process_name, start_process
 from forage_rollout.engine.engine_counts import EngineCounts, Meter
-from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
+from forage_rollout.loop.generation import Generation, GenerationRequest, RenderedPrompt
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_runtime.background import supervise
 from forage_runtime.settings import Settings
@@ -60,7 +60,7 @@ class StubEngine:
         turns = "".join(f"<|im_start|>{row['role']}\n{row['content']}<|im_end|>\n" for row in messages)
         return RenderedPrompt(self._codec.encode(f"{turns}<|im_start|>assistant\n"))
 
-    async def generate(self, request: Request) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         chance = random.Random(request.seed)
         end = self._answer if len(request.token_ids) >= ANSWER_AT else self._searches[chance.randrange(_QUERIES)]
         thought = self._thoughts[chance.randrange(_THOUGHTS)]

@@ -35,8 +35,8 @@ from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.waits import waiting
 from forage_weights.announcement import (
     READERS,
-    Part,
     PolicyError,
+    PolicyFolder,
     describe_policy,
     list_files,
     list_parts,
@@ -155,7 +155,7 @@ class PolicyCache:
             yield held
 
     @contextmanager
-    def _hold_copy(self, policy: Policy, parts: Sequence[Part]) -> Iterator[CachedPolicy]:
+    def _hold_copy(self, policy: Policy, parts: Sequence[PolicyFolder]) -> Iterator[CachedPolicy]:
         folder = self._name(parts[-1])
         self._folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
@@ -177,7 +177,7 @@ class PolicyCache:
                 self._offer(policy, held)
             yield held
 
-    def _name(self, part: Part) -> Path:
+    def _name(self, part: PolicyFolder) -> Path:
         return self._folder / part.content.rpartition(":")[2]
 
     def _share(self, policy: Policy, folder: Path) -> int | None:
@@ -214,7 +214,7 @@ class PolicyCache:
             if _OWN.fullmatch(leftover.name):
                 shutil.rmtree(leftover)
 
-    def _make(self, policy: Policy, parts: Sequence[Part], folder: Path) -> int:
+    def _make(self, policy: Policy, parts: Sequence[PolicyFolder], folder: Path) -> int:
         """Make the folder of a policy; a shared lock of it."""
         if folder.is_dir():
             os.close(self._take(policy, folder, self._partial(folder)))
@@ -236,7 +236,7 @@ class PolicyCache:
             self._prune(0)
             return self._patch(policy, parts, folder, fetch=True)
 
-    def _fetch(self, policy: Policy, part: Part, target: Path) -> None:
+    def _fetch(self, policy: Policy, part: PolicyFolder, target: Path) -> None:
         """Copy the files of a part into a new folder, several at once; their digests are verified."""
         target.mkdir(parents=True)
         if self._receive is not None and policy.HasField("direct"):
@@ -255,7 +255,7 @@ class PolicyCache:
         )
         verify_files(policy, target, part.files)
 
-    def _patch(self, policy: Policy, parts: Sequence[Part], folder: Path, fetch: bool) -> int:
+    def _patch(self, policy: Policy, parts: Sequence[PolicyFolder], folder: Path, fetch: bool) -> int:
         """Make the folder of a policy out of its first part, which is fetched or here, and the deltas after it."""
         stage, deltas = self._partial(folder), self._folder / f"{PARTIAL_PREFIX}{_DELTAS}"
         # All deltas are here and verified before the base is touched.
@@ -353,11 +353,11 @@ def _describe_files(folder: Path) -> dict[str, list[int]]:
     return {name: [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns] for name, stat in stats.items()}
 
 
-def _name_delta(base: Part, part: Part) -> str:
+def _name_delta(base: PolicyFolder, part: PolicyFolder) -> str:
     return f"{base.content.rpartition(':')[2]}-{part.content.rpartition(':')[2]}"
 
 
-def _list_deltas(folder: Path, parts: Sequence[Part]) -> tuple[CachedDelta, ...]:
+def _list_deltas(folder: Path, parts: Sequence[PolicyFolder]) -> tuple[CachedDelta, ...]:
     """The deltas at the end of a chain that are in the folder of its policy."""
     found: list[CachedDelta] = []
     for base, part in reversed(list(pairwise(parts))):

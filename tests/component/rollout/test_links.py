@@ -23,18 +23,18 @@ from forage_rollout.links.frames import VERSION, Kind, pack_frame, pack_request
 from forage_rollout.links.link import EngineAddress, EngineLink
 from forage_rollout.links.pool import MAX_LOSSES, EnginePool
 from forage_rollout.links.server import WIRE
-from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
+from forage_rollout.loop.generation import Generation, GenerationRequest, RenderedPrompt
 from forage_runtime.clients.calls import MalformedReplyError, RefusedError
 from forage_runtime.errors import UnavailableError
 from forage_runtime.security.refusals import REFUSED
 from forage_runtime.text.chat_template import Chat
 from forage_weights.rollout.policy import EngineLostError, NotServingError
 
-ASKED = Request([1, 2, 3], 4, 0.5, 0.9, 7, 11, ("</x>",), 2, "group", 5)
+ASKED = GenerationRequest([1, 2, 3], 4, 0.5, 0.9, 7, 11, ("</x>",), 2, "group", 5)
 
 
-def ask(number: int, affinity: str = "group") -> Request:
-    return Request([number, number + 1], 3, 1.0, 1.0, -1, number, affinity=affinity)
+def ask(number: int, affinity: str = "group") -> GenerationRequest:
+    return GenerationRequest([number, number + 1], 3, 1.0, 1.0, -1, number, affinity=affinity)
 
 
 def make_pool(*addresses: EngineAddress, releases: bool = False) -> EnginePool:
@@ -90,7 +90,7 @@ async def test_a_generation_or_chat_that_no_frame_can_hold_is_an_error_of_the_en
         async def render_chat(self, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
             return RenderedPrompt([-1])
 
-        async def generate(self, request: Request) -> Generation:
+        async def generate(self, request: GenerationRequest) -> Generation:
             return Generation([-1], [-0.5], False, [(1, 2, 0, 1)])
 
     async with serve(NegativeEngine()) as (_, address), asyncio.timeout(WAIT_S):

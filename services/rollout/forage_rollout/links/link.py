@@ -21,7 +21,7 @@ from forage_rollout.links.frames import (
     unpack_prompt,
 )
 from forage_rollout.links.server import LOAD
-from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
+from forage_rollout.loop.generation import Generation, GenerationRequest, RenderedPrompt
 from forage_runtime.addresses import split_address
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.text.chat_template import Chat
@@ -114,7 +114,7 @@ class EngineLink(FrameConnection):
                 self.abort()
                 await self.ended.wait()  # wait: for the next turn of the event loop
 
-    async def generate(self, request: Request) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         """Have the replica generate; a caller that is cancelled ends the sampling, too.
 
         Raises:

@@ -19,7 +19,7 @@ from forage_proto.v1.trajectory_pb2 import TemplateValues
 from forage_rollout.links.affinity import order_replicas
 from forage_rollout.links.failures import LinkLostError
 from forage_rollout.links.link import EngineAddress, EngineLink
-from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
+from forage_rollout.loop.generation import Generation, GenerationRequest, RenderedPrompt
 from forage_runtime.background import supervise
 from forage_runtime.errors import UnavailableError
 from forage_runtime.telemetry import tracing
@@ -96,7 +96,7 @@ class EnginePool:
         """See `loop.generation.Engine`."""
         return await self._ask("", lambda link: link.render_chat(messages, values), self._note_nothing)
 
-    async def generate(self, request: Request) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         """Generate on the replica of the request's affinity, or elsewhere; the caller has a deadline.
 
         Waits where no replica can be reached or serves: another takes over, or it is back soon.
