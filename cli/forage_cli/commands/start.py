@@ -35,9 +35,9 @@ def up(
     from forage_cli.local.gpus import build_stack
     from forage_cli.local.hardening import harden
     from forage_cli.local.processes import interrupt_on_signals
+    from forage_cli.local.run_watch import Watch
     from forage_cli.local.stack import SERVING, TRAINING, Program, end_earlier_stack, shift_ports
     from forage_cli.local.training.run import POLL_INTERVAL_S, prepare_world
-    from forage_cli.local.watch import Watch
     from forage_runtime.settings import load_settings
 
     output = TextConsole()

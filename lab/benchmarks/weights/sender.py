@@ -26,8 +26,8 @@ from forage_trainer.algorithms.estimators.grpo import grpo_outcome
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_weights.cache import PolicyCache
 from forage_weights.tensors import open_tensors
-from forage_weights.trainer.direct_sender import open_sender
 from forage_weights.trainer.publisher import PolicyStore, Publisher, measure_published
+from forage_weights.trainer.sender_address import open_sender
 
 GROUPS, SAMPLES = 1, 2
 """Few: Adam takes steps of the learning rate however many there are."""

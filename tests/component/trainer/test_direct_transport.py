@@ -36,8 +36,8 @@ from forage_runtime.settings import RedisSettings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
 from forage_weights.digests import compute_digest
-from forage_weights.trainer.direct_sender import open_sender
 from forage_weights.trainer.publisher import PolicyStore, Publisher
+from forage_weights.trainer.sender_address import open_sender
 
 __all__ = ["pool", "stall_s", "start"]
 

@@ -16,9 +16,9 @@ from forage_cli.local.gpus import build_stack
 from forage_cli.local.hardening import harden
 from forage_cli.local.live import LiveView, format_step
 from forage_cli.local.processes import ServiceDiedError, interrupt_on_signals
+from forage_cli.local.run_watch import Watch
 from forage_cli.local.stack import TRAINING, Program, Stack, end_earlier_stack, point_latest, repository
 from forage_cli.local.training.load import check_not_in_use
-from forage_cli.local.watch import Watch
 from forage_cli.reports import run_report as report
 from forage_cli.runs.ledger import count_groups
 from forage_cli.terminal import trajectories as show

@@ -12,7 +12,7 @@ from forage_runtime.addresses import bound_by_descriptors
 from forage_runtime.security.byte_budget import SHED, UNREAD, RequestByteBudget, RoomInterceptor
 from forage_runtime.security.call_guard import find_behaviour, replace_behaviour
 from forage_runtime.security.grpc_tokens import OPEN_SERVICE, make_interceptors
-from forage_runtime.security.tokens import TokenFile
+from forage_runtime.security.token_file import TokenFile
 
 MAX_WATCHERS = 32
 """Calls of health's `Watch` at a time, which last as long as their callers like and need no token."""

@@ -46,7 +46,6 @@ from forage_weights.storage import (
     probe_folder,
     put_files,
 )
-from forage_weights.trainer.direct_sender import open_sender
 from forage_weights.trainer.model_files import (
     Adapter,
     WeightsFile,
@@ -54,6 +53,7 @@ from forage_weights.trainer.model_files import (
     write_adapter_folder,
     write_model_folder,
 )
+from forage_weights.trainer.sender_address import open_sender
 
 KEEP_NEWEST = 3
 """Newest versions that always stay: a replica may be loading one that it has not acknowledged yet."""

@@ -36,7 +36,7 @@ from forage_runtime.security.byte_budget import RequestByteBudget
 from forage_runtime.security.call_guard import CallGuard
 from forage_runtime.security.call_limits import guard_calls, limit_connections
 from forage_runtime.security.tls import make_grpc_server_credentials
-from forage_runtime.security.tokens import TokenFile
+from forage_runtime.security.token_file import TokenFile
 from forage_runtime.settings import TlsSettings
 from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.tracing import Span, SpanKind
