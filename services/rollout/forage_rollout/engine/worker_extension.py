@@ -15,7 +15,7 @@ record_start_errors()
 
 
 class WorkerExtension:
-    """Methods that vLLM adds to its worker, for calls by name; see `weights.staging.Stage`."""
+    """Methods that vLLM adds to its worker, for calls by name; see `forage_weights.rollout.staging.Stage`."""
 
     _policy_stage: Stage | None = None
 
