@@ -17,8 +17,7 @@ from waiting import wait_until_async as wait_until
 from forage_proto.v1.trajectory_pb2 import TemplateValues
 from forage_rollout.links import link as link_module
 from forage_rollout.links import pool as pool_module
-from forage_rollout.links.connection import FrameConnection
-from forage_rollout.links.failures import EngineError, LinkLostError
+from forage_rollout.links.connection import EngineError, FrameConnection, LinkLostError
 from forage_rollout.links.frames import VERSION, Kind, pack_frame, pack_request
 from forage_rollout.links.link import EngineAddress, EngineLink
 from forage_rollout.links.pool import MAX_LOSSES, EnginePool

@@ -46,7 +46,7 @@ class Kind(IntEnum):
     GENERATED = 8
     RENDERED = 9
     FAILED = 10
-    """The kind of an error, see `failures`, and its sentence."""
+    """The kind of an error, see `connection.pack_failure`, and its sentence."""
     LEAVING = 11
     """Server: this replica ends; send it nothing more."""
     PING = 12
@@ -204,7 +204,7 @@ def unpack_request(body: bytes) -> GenerationRequest:
 
 
 def pack_generation(generation: Generation) -> bytes:
-    """The body of GENERATED, but for the load that `failures` and the server put before it."""
+    """The body of GENERATED, but for the load that `pack_failure` and the server put before it."""
     versions = generation.versions
     return b"".join(
         (

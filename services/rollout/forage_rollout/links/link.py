@@ -9,8 +9,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from forage_proto.v1.trajectory_pb2 import TemplateValues
-from forage_rollout.links.connection import NONCE_BYTES, FrameConnection, draw_nonce, is_proof, prove
-from forage_rollout.links.failures import LinkLostError, unpack_failure
+from forage_rollout.links.connection import (
+    NONCE_BYTES,
+    FrameConnection,
+    LinkLostError,
+    draw_nonce,
+    is_proof,
+    prove,
+    unpack_failure,
+)
 from forage_rollout.links.frames import (
     VERSION,
     FrameError,
@@ -119,7 +126,7 @@ class EngineLink(FrameConnection):
 
         Raises:
             LinkLostError: the connection ended first; whether the replica has sampled is not known.
-            Exception: see `failures`.
+            Exception: see `connection.pack_failure`.
         """
         return unpack_generation(await self._ask(Kind.GENERATE, pack_request(request)))
 

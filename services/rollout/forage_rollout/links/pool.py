@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from forage_proto.v1.trajectory_pb2 import TemplateValues
 from forage_rollout.links.affinity import order_replicas
-from forage_rollout.links.failures import LinkLostError
+from forage_rollout.links.connection import LinkLostError
 from forage_rollout.links.link import EngineAddress, EngineLink
 from forage_rollout.loop.generation import Generation, GenerationRequest, RenderedPrompt
 from forage_runtime.background import supervise
