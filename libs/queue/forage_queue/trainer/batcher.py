@@ -226,13 +226,13 @@ class Arrivals:
     def _is_issued(self, group: Group) -> bool:
         if self._is_over(group.batch):
             return True
-        place = group.position, group.attempt
-        if self._issues.get(group.batch, {}).get(place) != group.group_uid:
+        attempt = group.position, group.attempt
+        if self._issues.get(group.batch, {}).get(attempt) != group.group_uid:
             issues = self._retry(partial(self._streams.read_issues, self._stream, group.batch))
             self._issues = {b: table for b, table in self._issues.items() if not self._is_over(b)} | {
                 group.batch: issues
             }
-        return self._issues[group.batch].get(place) == group.group_uid
+        return self._issues[group.batch].get(attempt) == group.group_uid
 
 
 class BatchTimeoutError(ForageError):
