@@ -98,31 +98,31 @@ class RequestByteBudget:
 class Reservation:
     """Bytes that a request holds."""
 
-    def __init__(self, room: RequestByteBudget, size: int) -> None:
-        self._room = room
+    def __init__(self, budget: RequestByteBudget, size: int) -> None:
+        self._budget = budget
         self._size = size
 
     def shrink(self, size: int) -> None:
         """Give back what is held beyond so many bytes."""
         if size < self._size:
             given, self._size = self._size - size, size
-            self._room._give(given)
+            self._budget._give(given)
 
 
-class RoomInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class ByteBudgetInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Reads the request of a call when there is room for the largest one, and holds its size until it is answered.
 
     gRPC itself would read the requests of all calls at once. Streams of requests pass: their handlers hold messages.
-    Health checks have a room of their own, so that a service under load is not taken for one that is dead. The next
+    Health checks have a budget of their own, so that a service under load is not taken for one that is dead. The next
     interceptor must be `CallGuard`, or its like: replies of a stream come from an asynchronous generator.
 
     Args:
         wire: service and protocol, for the metric: reward/grpc.
     """
 
-    def __init__(self, room: RequestByteBudget, wire: str) -> None:
-        self._room = room
-        self._room_of_checks = RequestByteBudget(_CHECKS * room.largest, room.largest)
+    def __init__(self, budget: RequestByteBudget, wire: str) -> None:
+        self._budget = budget
+        self._budget_of_checks = RequestByteBudget(_CHECKS * budget.largest, budget.largest)
         self._shed = SHED.labels(wire)
         self._wrapped: dict[str, Any] = {}
 
@@ -157,9 +157,9 @@ class RoomInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     async def _admit(self, is_check: bool, context: Any) -> AsyncIterator[Reservation]:
         try:
             if is_check:
-                reservation = await self._room_of_checks.take(self._room.largest, CHECK_S)
+                reservation = await self._budget_of_checks.take(self._budget.largest, CHECK_S)
             else:
-                reservation = await self._room.take(self._room.largest)
+                reservation = await self._budget.take(self._budget.largest)
         except NoRoomError as error:
             self._shed.inc()
             await _refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))

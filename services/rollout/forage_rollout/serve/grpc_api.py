@@ -169,10 +169,10 @@ def make_server(address: str, servicer: RolloutServicer, token: TokenFile | None
     Raises:
         UserError: the port is in use, or a file with a certificate is wrong.
     """
-    room = RequestByteBudget(_BYTES_IN_PROGRESS, _REQUEST_BYTES)
+    budget = RequestByteBudget(_BYTES_IN_PROGRESS, _REQUEST_BYTES)
     credentials = make_grpc_server_credentials(tls, "rollout")
     server = grpc.aio.server(
-        interceptors=(*guard_calls(token, room, "rollout/grpc"), CallGuard()),
+        interceptors=(*guard_calls(token, budget, "rollout/grpc"), CallGuard()),
         options=[
             ("grpc.so_reuseport", 0),
             *limit_connections(),
