@@ -114,8 +114,8 @@ def _ignore_readers() -> AbstractContextManager[None]:
     return _replace((cache, "_wait_for_lock", wait))
 
 
-def _settle_without_report(self: TrainingLoop, wait: bool) -> None:
-    if policy := self._publication.settle(wait):
+def _issue_without_report(self: TrainingLoop, policy: Policy | None) -> None:
+    if policy is not None:
         self._feeder.issue_up_to_bound(policy.version)
 
 
@@ -256,7 +256,7 @@ BROKEN_RULES = (
     BrokenRule(
         "a step is reported once its policy is announced",
         _CRASHES,
-        lambda: _replace((TrainingLoop, "_settle_policy", _settle_without_report)),
+        lambda: _replace((TrainingLoop, "_note_announced", _issue_without_report)),
         {"max_staleness": 1, "save_freq": 8},
     ),
 )

@@ -139,7 +139,7 @@ class TrainingLoop:
         return self._settings.trainer.total_training_steps
 
     def _train(self) -> None:
-        policy = self._begin()
+        policy = self._start_run()
         while self._version < self._total:
             policy = self._take_step(policy)
             self._poll()
@@ -149,7 +149,7 @@ class TrainingLoop:
         self._state.set(Phase.DONE, f"{self._total} steps", self._total, self._total)
         get_logger().info("trainer_done", step=self._version)
 
-    def _begin(self) -> Policy:
+    def _start_run(self) -> Policy:
         """Take over the run, go on from its newest checkpoint, and publish the policy that it begins with."""
         self._state.set(Phase.STARTING, "taking over the run")
         self._writer.await_space(self._publication.has_begun)
@@ -265,8 +265,8 @@ class TrainingLoop:
             self._events.append(EventKind.GUARD, f"{trip.guard} ({trip.action}): {trip.reason}", step)
             get_logger().warning("guard_tripped", step=step, guard=trip.guard, action=trip.action, reason=trip.reason)
         if trips and trips[0].action != "warn":
-            self._settle_policy(wait=True)
-            self._writer.settle(self._batcher, wait=True)
+            self._note_announced(self._publication.wait())
+            self._writer.wait(self._batcher)
             self._journal.record_untaken(self._journal.build(step, metrics, clock.seconds, time.perf_counter() - began))
             if trips[0].action == "stop":
                 raise make_stop_error(step, trips[0])
@@ -277,37 +277,37 @@ class TrainingLoop:
 
         Refused where a later trainer works: nothing that follows is done then.
         """
-        self._settle_policy(wait=True)
+        self._note_announced(self._publication.wait())
         trainer = self._settings.trainer
         # What probes sample must be announced before the step that probes.
         has_probes = trainer.probe.freq or trainer.algorithm.probe_penalty.coef
         may_overlap = trainer.max_staleness > 0 and not has_probes and not is_needed
         return (self._publication.begin if may_overlap else self._publication.publish)(self._version)
 
-    def _settle_policy(self, wait: bool) -> None:
+    def _note_announced(self, policy: Policy | None) -> None:
         """Issue what may be issued once the policy that was begun last is announced, and report its step."""
-        if policy := self._publication.settle(wait):
+        if policy is not None:
             self._feeder.issue_up_to_bound(policy.version)
             self._journal.report_held(policy)
 
     def _save(self, line: dict[str, Any], wait: bool) -> None:
         """Begin a checkpoint; with `wait`, return once it is durable and its groups are acknowledged."""
-        self._settle_policy(wait=True)
+        self._note_announced(self._publication.wait())
         self._writer.begin(self._version, line, self._batcher, wait)
 
     def _poll(self) -> None:
         """Take note of what went on beside the training."""
-        self._settle_policy(wait=False)
+        self._note_announced(self._publication.poll())
         self._validations.poll()
-        self._writer.settle(self._batcher, wait=False)
+        self._writer.poll(self._batcher)
 
     def _poll_in_wait(self) -> None:
         """`_poll`, and make room on a stream that got full before the batch was complete: nothing else would."""
         self._poll()
         self._publication.check_refusals()
         if self._writer.has_pending and self._is_stream_full():
-            self._settle_policy(wait=True)
-            self._writer.settle(self._batcher, wait=True)
+            self._note_announced(self._publication.wait())
+            self._writer.wait(self._batcher)
             if self._writer.has_pending:
                 self._save(self._journal.last, wait=True)
 

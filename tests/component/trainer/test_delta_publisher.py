@@ -296,9 +296,9 @@ def test_a_place_where_nothing_can_be_written_is_named(connect: Callable[..., Pu
 
 def test_a_policy_is_published_beside_other_work(connect: Callable[..., Publisher], streams: StreamClient) -> None:
     publisher, weights = connect(), make_weights()
-    assert publisher.settle(wait=True) is None
+    assert publisher.wait() is None
     publisher.begin(0, weights)
-    with pytest.raises(RuntimeError, match="not settled"):
+    with pytest.raises(RuntimeError, match="was not waited for"):
         publisher.begin(1, weights)
-    assert publisher.settle(wait=True) == streams.read_policy()
-    assert publisher.settle(wait=True) is None
+    assert publisher.wait() == streams.read_policy()
+    assert publisher.wait() is None

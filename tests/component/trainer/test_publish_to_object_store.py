@@ -134,10 +134,10 @@ def test_a_store_that_is_away_is_waited_for_and_nothing_is_announced_meanwhile(
     wait = await_wait()
     assert (wait["on"], wait["gives_up_in_s"]) == ("trainer.publish.uri", None)
     assert f"{ROOT}/v1-e1" in wait["detail"]
-    assert publisher.settle(wait=False) is None
+    assert publisher.poll() is None
     assert streams.read_policy() == before
     store.start()
-    policy = publisher.settle(wait=True)
+    policy = publisher.wait()
     assert policy is not None
     assert streams.read_policy() == policy
     assert publisher.is_damaged(), "the store came back without the part before"
@@ -155,7 +155,7 @@ def test_a_stop_request_ends_the_wait(store: Store, streams: StreamClient) -> No
     await_wait()
     store.stop.request()
     with pytest.raises(Stopped):
-        publisher.settle(wait=True)
+        publisher.wait()
     assert streams.read_policy() is None
 
 

@@ -181,21 +181,22 @@ class Publisher:
         return policy
 
     def begin(self, version: int, weights: Mapping[str, torch.Tensor] | Adapter, canary: Canary | None = None) -> None:
-        """Publish on a thread. The one before must be settled."""
+        """Publish on a thread. The one before must have been returned by `poll` or `wait`."""
         if self._publishing is not None:
-            raise RuntimeError("the policy before this one is not settled")
+            raise RuntimeError("the policy before this one was not waited for")
         self._publishing = self._threads.submit(self.publish, version, weights, canary)
 
-    def settle(self, wait: bool) -> Policy | None:
-        """Return the policy that has been announced since it was begun; None while there is none.
+    def poll(self) -> Policy | None:
+        """Return the policy that has been announced since it was begun; None while there is none. Raises as `wait`."""
+        return self.wait() if self._publishing is not None and self._publishing.done() else None
 
-        Args:
-            wait: wait for it, if one was begun.
+    def wait(self) -> Policy | None:
+        """Return the policy that was begun, once it is announced; None where none was.
 
         Raises:
             Exception: as `publish`.
         """
-        if self._publishing is None or not (wait or self._publishing.done()):
+        if self._publishing is None:
             return None
         publishing, self._publishing = self._publishing, None
         why = "what it waits for is named beside this"
@@ -205,7 +206,7 @@ class Publisher:
     def close(self) -> None:
         """Wait for a policy that was begun: the caller has requested a stop, which ends its waits."""
         try:
-            self.settle(wait=True)
+            self.wait()
         except Exception as error:  # noqa: BLE001 - must not take the place of the error that ends the run
             get_logger().warning("policy_not_published", reason=repr(error))
         finally:

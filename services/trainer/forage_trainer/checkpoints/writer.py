@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from forage_queue.streams.client import StreamClient
@@ -142,28 +143,35 @@ class CheckpointWriter:
                 self._require_latest,
             )
             if wait:
-                self._settle(inbox, wait)
+                self._finish(inbox, self._checkpoints.wait)
 
-        self.settle(inbox, wait=True)
+        self.wait(inbox)
         # Processes that write together begin anew together.
         with self._hold():
             self._retries.disk(save) if self._worker.world_size == 1 else save()
 
-    def settle(self, inbox: Inbox, wait: bool) -> None:
-        """Acknowledge the groups of the checkpoint that was begun last, once it is durable.
+    def poll(self, inbox: Inbox) -> None:
+        """Acknowledge the groups of the checkpoint that was begun last, if it is durable.
 
         The steps of one that found no room stay pending, for the next one.
-
-        Args:
-            wait: wait for it, if one was begun.
         """
+        with self._warn_of_full_disk():
+            self._finish(inbox, self._checkpoints.poll)
+
+    def wait(self, inbox: Inbox) -> None:
+        """As `poll`, once the checkpoint is durable, if one was begun."""
+        with self._warn_of_full_disk():
+            self._finish(inbox, self._checkpoints.wait)
+
+    @contextmanager
+    def _warn_of_full_disk(self) -> Iterator[None]:
         try:
-            self._settle(inbox, wait)
+            yield
         except DiskFullError as error:
             get_logger().warning("checkpoint_not_saved", reason=str(error))
 
-    def _settle(self, inbox: Inbox, wait: bool) -> None:
-        saved = self._checkpoints.settle(wait, self._list_unscored())
+    def _finish(self, inbox: Inbox, get_saved: Callable[[Collection[int]], Path | None]) -> None:
+        saved = get_saved(self._list_unscored())
         if saved is None:
             return
         step = parse_step(saved)

@@ -99,7 +99,7 @@ class Publication:
         return policy
 
     def begin(self, version: int) -> Policy:
-        """Publish the policy on a thread; returns what is known of it. The one before must be settled.
+        """Publish the policy on a thread; returns what is known of it. The one before must be announced.
 
         Raises:
             FencedError: a newer trainer has taken over.
@@ -109,9 +109,15 @@ class Publication:
         self._publisher.begin(version, *self._snapshots.take())
         return Policy(version=version, epoch=self._streams.epoch)
 
-    def settle(self, wait: bool) -> Policy | None:
-        """See `Publisher.settle`."""
-        policy = self._publisher.settle(wait)
+    def poll(self) -> Policy | None:
+        """See `Publisher.poll`."""
+        return self._note(self._publisher.poll())
+
+    def wait(self) -> Policy | None:
+        """See `Publisher.wait`."""
+        return self._note(self._publisher.wait())
+
+    def _note(self, policy: Policy | None) -> Policy | None:
         if policy is not None:
             self.announced = policy.version
         return policy
