@@ -14,7 +14,7 @@ from typing import Any
 from families import measure_families
 from family_serving import ENGINE, serve_family
 
-from forage_rollout.core.arguments import build_environment
+from forage_rollout.vllm_start.vllm_args import build_environment
 
 LIMIT_S = 180.0
 
@@ -28,7 +28,7 @@ if __name__ == "__main__":
     import vllm.entrypoints.llm  # noqa: F401
     from vllm.model_executor.models import registry
 
-    import forage_rollout.core.imports  # noqa: F401  (what is imported before a fork is imported once)
+    import forage_rollout.vllm_start.preload  # noqa: F401  (what is imported before a fork is imported once)
 
     # vLLM looks at a model's class in a process of its own, which imports vLLM again; each family has its process here.
     registry._run_in_subprocess = lambda look: look()

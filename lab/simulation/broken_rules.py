@@ -12,14 +12,14 @@ from typing import Any
 from unittest import mock
 
 from forage_proto.v1.trajectory_pb2 import Policy
-from forage_queue.rollout import shifts as engine_shifts
+from forage_queue.rollout import lease_watch
 from forage_queue.rollout.dispatcher import Dispatcher
 from forage_queue.streams import functions, payloads
 from forage_queue.streams.client import StreamClient
-from forage_queue.trainer import shifts
+from forage_queue.trainer import gpu_lease
 from forage_queue.trainer.batcher import Arrivals, Batcher, Receiver, UnackedSteps
-from forage_queue.trainer.places import ConsumedSlots
 from forage_queue.trainer.replay_groups import ReplayGroups
+from forage_queue.trainer.slots import ConsumedSlots
 from forage_runtime.files import durable
 from forage_trainer.checkpoints.rollbacks import Rollbacks
 from forage_weights import cache
@@ -114,8 +114,8 @@ def _ignore_readers() -> AbstractContextManager[None]:
     return _replace((cache, "_wait_for_lock", wait))
 
 
-def _settle_without_report(self: TrainingLoop, wait: bool) -> None:
-    if policy := self._publication.settle(wait):
+def _issue_without_report(self: TrainingLoop, policy: Policy | None) -> None:
+    if policy is not None:
         self._feeder.issue_up_to_bound(policy.version)
 
 
@@ -167,7 +167,7 @@ BROKEN_RULES = (
         lambda: _replace((UnackedSteps, "restore", lambda *_: None)),
     ),
     BrokenRule(
-        "a checkpoint knows which places are settled",
+        "a checkpoint knows which slots are settled",
         _CRASHES,
         lambda: _replace((ConsumedSlots, "load_state_dict", lambda self, state: self.restart(state["batches"]))),
         {"takes_first": True, "is_colocated": False, "max_staleness": 2, "save_freq": 1, "ranges": SLOW},
@@ -175,7 +175,7 @@ BROKEN_RULES = (
     BrokenRule(
         "a step that was rolled back keeps its groups",
         ("bad step",),
-        lambda: _replace((Rollbacks, "places", {})),
+        lambda: _replace((Rollbacks, "slots", {})),
         {"takes_first": True, "is_colocated": False, "max_staleness": 2, "save_freq": 3},
     ),
     BrokenRule(
@@ -244,19 +244,19 @@ BROKEN_RULES = (
     BrokenRule(
         "the trainer takes shared GPUs once every engine sleeps",
         _CRASHES,
-        lambda: _replace((shifts.Shifts, "_find_awake", lambda *_: [])),
+        lambda: _replace((gpu_lease.GpuLease, "_find_awake", lambda *_: [])),
         {"is_colocated": True},
     ),
     BrokenRule(
         "an engine that starts takes no memory in the trainer's shift",
         _CRASHES,
-        lambda: _replace((engine_shifts.Shifts, "wait_for_engines", _at_once)),
+        lambda: _replace((lease_watch.LeaseWatch, "wait_for_engines", _at_once)),
         {"is_colocated": True},
     ),
     BrokenRule(
         "a step is reported once its policy is announced",
         _CRASHES,
-        lambda: _replace((TrainingLoop, "_settle_policy", _settle_without_report)),
+        lambda: _replace((TrainingLoop, "_note_announced", _issue_without_report)),
         {"max_staleness": 1, "save_freq": 8},
     ),
 )

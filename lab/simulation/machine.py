@@ -161,9 +161,9 @@ def install(world: World, disk: Disk, on_change: Hook, others: Iterable[tuple[An
 
     others: what else is replaced: (owner, name, value).
     """
-    from forage_queue.rollout import shifts as engine_shifts
+    from forage_queue.rollout import lease_watch
     from forage_queue.streams import client as stream_client
-    from forage_queue.trainer import batcher, shifts
+    from forage_queue.trainer import batcher, gpu_lease
     from forage_trainer import folder_digests
     from forage_trainer.checkpoints import checkpoint
     from forage_weights.trainer import publisher
@@ -246,8 +246,8 @@ def install(world: World, disk: Disk, on_change: Hook, others: Iterable[tuple[An
         (checkpoint, "ThreadPoolExecutor", lambda *_: _Threads(world)),
         (publisher, "ThreadPoolExecutor", lambda *_: _Threads(world)),
         (batcher, "threading", _make_threading(world)),
-        (engine_shifts, "threading", _make_threading(world)),
-        (shifts, "threading", _make_threading(world)),
+        (lease_watch, "threading", _make_threading(world)),
+        (gpu_lease, "threading", _make_threading(world)),
         *others,
     ]
     state = random.getstate()

@@ -10,7 +10,7 @@ from typing import Any
 
 from forage_proto.v1.trajectory_pb2 import Policy
 from forage_weights.announcement import list_parts
-from forage_weights.cache import Held
+from forage_weights.cache import CachedPolicy
 from forage_weights.delta import apply_delta
 from forage_weights.digests import compute_content, compute_digest
 from forage_weights.tensors import SUFFIX, open_tensors
@@ -123,13 +123,13 @@ def list_addresses(policy: Policy) -> Iterator[tuple[str, str]]:
             yield f"{part.uri.removeprefix(f'{PROTOCOL}://')}/{file.name}", file.digest
 
 
-def map_weights(held: Held) -> dict[str, Any]:
+def map_weights(held: CachedPolicy) -> dict[str, Any]:
     """Map the weights of a policy into memory: what is written to its files is seen."""
     files = [file for file in held.files if file.suffix == SUFFIX]
     return {name: tensor.bits for file in files for name, tensor in open_tensors(file).items()}
 
 
-def follow_deltas(held: Held, content: str, bits: Bits) -> dict[str, Any] | None:
+def follow_deltas(held: CachedPolicy, content: str, bits: Bits) -> dict[str, Any] | None:
     """Change weights as the deltas do that lead on from them; None where there are none."""
     begin = next((number for number, one in enumerate(held.deltas) if one.base == content), None)
     if begin is None:

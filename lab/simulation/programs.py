@@ -43,11 +43,11 @@ from simulation.world import Process, Signal, World
 replace_maths()
 
 from forage_cli.local.processes import Service, ServiceDiedError, Supervisor  # noqa: E402
-from forage_queue.rollout import shifts as engine_shifts  # noqa: E402
+from forage_queue.rollout import lease_watch  # noqa: E402
 from forage_queue.rollout.dispatcher import Dispatcher  # noqa: E402
-from forage_queue.trainer import shifts as trainer_shifts  # noqa: E402
+from forage_queue.trainer import gpu_lease  # noqa: E402
 from forage_queue.trainer.batcher import BatchTimeoutError, StaleGroupsError  # noqa: E402
-from forage_queue.trainer.shifts import ShiftError  # noqa: E402
+from forage_queue.trainer.gpu_lease import GpuLeaseError  # noqa: E402
 from forage_runtime.retries import CALL_TIMEOUT_S, RedisRetry  # noqa: E402
 from forage_trainer.checkpoints.rollbacks import RolledBackError  # noqa: E402
 from forage_trainer.checkpoints.start import require_resumable  # noqa: E402
@@ -61,7 +61,7 @@ from forage_weights.rollout.policy import is_newer  # noqa: E402
 from forage_weights.rollout.preparation import hold_policy  # noqa: E402
 
 follower.POLL_INTERVAL_S = 1.0  # polls are most of what is simulated
-trainer_shifts._LOOK_S = 0.3
+gpu_lease._LOOK_S = 0.3
 REDIS_TIMEOUT_S = 4.0
 """As in the rollout service, whose module needs Ray."""
 
@@ -169,16 +169,16 @@ class Programs:
         history = open_history(run, "trainer")
         streams = StreamClient(self.settings.redis, run.id, CALL_TIMEOUT_S, history, Payloads(self.settings))
         stop = self._stops[process]
-        retry, shifts = RedisRetry(stop, health), None
+        retry, lease = RedisRetry(stop, health), None
         try:
             if trainer.placement == "colocated":
                 # The clock of now: its default is the one of the real machine.
-                shifts = trainer_shifts.Shifts(streams, retry, stop, trainer.batch_timeout_s, time.monotonic)
+                lease = gpu_lease.GpuLease(streams, retry, stop, trainer.batch_timeout_s, time.monotonic)
                 require_resumable(self.settings, streams, retry, worker.world_size)
                 retry(streams.acquire_epoch)
-                shifts.take()
+                lease.acquire()
                 self.gpus.take(TRAINER)
-            TrainingLoop(self.settings, streams, worker, *self._questions, 0, stop, health, shifts).run()
+            TrainingLoop(self.settings, streams, worker, *self._questions, 0, stop, health, lease).run()
         except Stopped:
             return EXIT_STOPPED
         except UserError as error:
@@ -188,7 +188,7 @@ class Programs:
         except RolledBackError as error:
             self._note(f"rolls back: {error}")
             return EXIT_ROLLED_BACK
-        except (FencedError, BatchTimeoutError, StaleGroupsError, DiskFullError, ShiftError) as error:
+        except (FencedError, BatchTimeoutError, StaleGroupsError, DiskFullError, GpuLeaseError) as error:
             self.timeouts += isinstance(error, BatchTimeoutError)
             self._note(f"gives up: {error}")
             return EXIT_FAILED
@@ -235,7 +235,7 @@ class _Engine:
     drains = False
 
     def __init__(self, programs: Programs, streams: StreamClient, name: str, cache: Path) -> None:
-        self._shifts = engine_shifts.Shifts(streams, name) if programs.is_colocated else None
+        self._lease_watch = lease_watch.LeaseWatch(streams, name) if programs.is_colocated else None
         self._is_awake = asyncio.Event()
         self._is_awake.set()
         self.serving: Policy | None = None
@@ -246,7 +246,7 @@ class _Engine:
         self.out_of_service = ""
         self.difference: float | None = None
         self.name = name
-        self.follower = follower.Follower(streams, self, name, self._shifts)  # type: ignore[arg-type]
+        self.follower = follower.Follower(streams, self, name, self._lease_watch)  # type: ignore[arg-type]
         self._programs = programs
 
     @property
@@ -267,9 +267,9 @@ class _Engine:
         self._is_awake.set()
 
     async def run(self) -> None:
-        if self._shifts is not None:
-            await self._shifts.wait_for_engines()
-            with self._shifts.starting():
+        if self._lease_watch is not None:
+            await self._lease_watch.wait_for_engines()
+            with self._lease_watch.starting():
                 self._programs.gpus.take(self.name)
                 await asyncio.sleep(self._programs.draw_seconds("start"))
         await self.follower.catch_up()

@@ -17,7 +17,7 @@ from policy_places import ANYWHERE_HERE
 from forage_proto.v1.trajectory_pb2 import Canary, Policy
 from forage_rollout.engine import instance
 from forage_rollout.engine.vllm_engine import VllmEngine
-from forage_rollout.loop.generation import Request
+from forage_rollout.loop.generation import GenerationRequest
 from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_runtime.settings.rollout import WeightSettings
 
@@ -72,11 +72,11 @@ class CanaryEngine:
 
     async def generate(self, tokens: int = 8) -> list[tuple[int, int, int, int]]:
         """(version, epoch, begin, end) of what was sampled."""
-        return (await self.engine.generate(Request([20, 30, 40], tokens, 1.0, 1.0, -1, 1))).versions
+        return (await self.engine.generate(GenerationRequest([20, 30, 40], tokens, 1.0, 1.0, -1, 1))).versions
 
     async def generate_tokens(self, tokens: int) -> list[int]:
         """Tokens that one seed samples."""
-        return (await self.engine.generate(Request([20, 30, 40], tokens, 1.0, 1.0, -1, 1))).token_ids
+        return (await self.engine.generate(GenerationRequest([20, 30, 40], tokens, 1.0, 1.0, -1, 1))).token_ids
 
 
 @asynccontextmanager

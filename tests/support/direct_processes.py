@@ -228,9 +228,9 @@ def occupy(trainer: Process, source: Path, name: str = "w") -> None:
     """Take a place of a trainer for as long as its patience lasts: nobody joins the transfer that is asked for here."""
     from torch.distributed import TCPStore
 
-    from forage_weights.direct import REQUESTS, Request, name_answer
+    from forage_weights.direct import REQUESTS, TransferRequest, name_answer
 
     store = TCPStore("127.0.0.1", trainer.hello["port"], None, False, timedelta(seconds=SOON_S), wait_for_workers=False)
-    request = Request(uuid.uuid4().hex, ((name, source.stat().st_size),))
+    request = TransferRequest(uuid.uuid4().hex, ((name, source.stat().st_size),))
     store.queue_push(REQUESTS, request.encode())
     assert store.get(name_answer(request.uid))

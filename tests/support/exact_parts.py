@@ -26,7 +26,7 @@ from forage_proto.v1.trajectory_pb2 import (
 )
 from forage_rollout.agent import Agent
 from forage_rollout.engine.vllm_engine import VllmEngine
-from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
+from forage_rollout.loop.generation import Generation, GenerationRequest, RenderedPrompt
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_runtime.clients.retriever import SearchResult
 from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
@@ -72,12 +72,12 @@ class Recorder:
     """The real engine, which records its requests and generations."""
 
     engine: VllmEngine
-    generations: list[tuple[Request, Generation]] = field(default_factory=list)
+    generations: list[tuple[GenerationRequest, Generation]] = field(default_factory=list)
 
     async def render_chat(self, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
         return await self.engine.render_chat(messages, values)
 
-    async def generate(self, request: Request) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         generation = await self.engine.generate(request)
         self.generations.append((request, generation))
         return generation
@@ -137,7 +137,7 @@ class ReferenceModels:
         rows = torch.log_softmax(logits / temperature, -1)
         return [float(value) for value in rows.gather(1, torch.tensor(sampled)[:, None])[:, 0]]
 
-    def compare(self, request: Request, generation: Generation) -> Iterator[tuple[Name, float]]:
+    def compare(self, request: GenerationRequest, generation: Generation) -> Iterator[tuple[Name, float]]:
         """Of each sampled token the policy that its generation names, and the difference of its log-probability."""
         names = [(name, i) for *name, begin, end in generation.versions for i in range(begin, end)]
         assert [i for _, i in names] == list(range(len(generation.token_ids)))

@@ -20,7 +20,7 @@ from typing import Any
 
 from family_serving import ENGINE, load_in_place, score, start_engine
 
-from forage_rollout.core.arguments import build_environment
+from forage_rollout.vllm_start.vllm_args import build_environment
 
 os.environ |= build_environment(ENGINE)
 

@@ -19,8 +19,8 @@ from statistics import mean
 from typing import Any
 
 from forage_proto.v1.trajectory_pb2 import Canary
-from forage_rollout.core.arguments import build_arguments, build_environment
-from forage_rollout.core.start_errors import describe_failure
+from forage_rollout.vllm_start.start_errors import describe_failure
+from forage_rollout.vllm_start.vllm_args import build_arguments, build_environment
 from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_weights.rollout.canary import CanaryBounds
 

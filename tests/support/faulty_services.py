@@ -23,7 +23,7 @@ from forage_proto.v1.trajectory_pb2 import (
     Trajectory,
 )
 from forage_rollout.agent import Agent
-from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
+from forage_rollout.loop.generation import Generation, GenerationRequest, RenderedPrompt
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_runtime.clients.retriever import RetrieverClient
 from forage_runtime.clients.reward import RewardClient
@@ -111,7 +111,7 @@ class ScriptedSampler:
     async def render_chat(self, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
         return RenderedPrompt(self._codec.encode(messages[0]["content"]))
 
-    async def generate(self, request: Request) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         ids = self._codec.encode(ANSWER if "<information>" in self._codec.decode(request.token_ids) else SEARCH)
         return Generation(ids, [-0.1] * len(ids), False, [(1, 1, 0, len(ids))])
 

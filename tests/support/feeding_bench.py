@@ -16,7 +16,7 @@ from forage_queue.trainer.batcher import Batch, Batcher
 from forage_queue.trainer.decoder import GroupDecoder
 from forage_queue.trainer.feeder import Batches, Feeder
 from forage_records.questions import Question
-from forage_runtime.retries import RedisRetry
+from forage_runtime.retries import Retries
 from forage_runtime.settings import RedisSettings, Settings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
@@ -91,8 +91,9 @@ def bench(redis_server: RedisSettings, monkeypatch: pytest.MonkeyPatch) -> Calla
             {},
         )
         stop, health = Stop(), Health()
-        retry = RedisRetry(stop, health)
-        streams = StreamClient(settings.redis, "bench", WAIT_S, decode=GroupDecoder(retry.disk))
+        retries = Retries(stop, health)
+        retry = retries.redis
+        streams = StreamClient(settings.redis, "bench", WAIT_S, decode=GroupDecoder(retries.disk))
         streams.create_groups()
         rows = tuple(Question("q", "train", i, (), GroundTruth(targets=[str(i)]), str(i)) for i in range(20))
         equal = partial(has_equal_rewards, estimator=settings.trainer.algorithm.adv_estimator)

@@ -19,16 +19,16 @@ from char_codec import CharCodec
 
 from forage_proto.v1.trajectory_pb2 import TemplateValues
 from forage_rollout.links.frames import HEADER
-from forage_rollout.links.link import Door
+from forage_rollout.links.link import EngineAddress
 from forage_rollout.links.server import EngineServer
-from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
+from forage_rollout.loop.generation import Generation, GenerationRequest, RenderedPrompt
 from forage_runtime.text.chat_template import Chat
 
 KEY = b"k" * 32
 LINES = ("<search>one</search>", "<search>two</search>", "<answer>a</answer>")
 
 
-def sample(request: Request) -> list[int]:
+def sample(request: GenerationRequest) -> list[int]:
     """The tokens of a request, by its context and seed alone: the same on every engine."""
     chance = random.Random(f"{request.token_ids}/{request.seed}")
     return [chance.randrange(2**32) for _ in range(request.max_tokens)]
@@ -46,8 +46,8 @@ class SamplingEngine:
     """
 
     delay_s: float = 0.0
-    asked: list[Request] = field(default_factory=list)
-    finished: list[Request] = field(default_factory=list)
+    asked: list[GenerationRequest] = field(default_factory=list)
+    finished: list[GenerationRequest] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
     fails: Exception | None = None
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -60,7 +60,7 @@ class SamplingEngine:
             raise ValueError("no such role")
         return RenderedPrompt([len(message["content"]) for message in messages], values.today if values else "")
 
-    async def generate(self, request: Request) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         self.asked.append(request)
         await asyncio.sleep(self.delay_s)
         await self.gate.wait()
@@ -83,7 +83,7 @@ class SearchingEngine:
     async def render_chat(self, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
         return RenderedPrompt(self._codec.encode(messages[0]["content"]))
 
-    async def generate(self, request: Request) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         await asyncio.sleep(random.uniform(0.2, 0.6))
         line = LINES[self._codec.decode(request.token_ids).count("</search>")]
         ids = self._codec.encode(line)
@@ -94,10 +94,10 @@ class SearchingEngine:
 
 
 @asynccontextmanager
-async def serve(engine: Any, key: bytes = KEY) -> AsyncIterator[tuple[EngineServer, Door]]:
+async def serve(engine: Any, key: bytes = KEY) -> AsyncIterator[tuple[EngineServer, EngineAddress]]:
     """Serve an engine in this process."""
     server = EngineServer(engine, key)
-    yield server, Door(await server.listen("127.0.0.1"), key)
+    yield server, EngineAddress(await server.listen("127.0.0.1"), key)
     await server.close()
 
 
@@ -163,13 +163,13 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fram
 
 
 @contextmanager
-def start_engine() -> Iterator[tuple[subprocess.Popen[str], Door]]:
+def start_engine() -> Iterator[tuple[subprocess.Popen[str], EngineAddress]]:
     """A `SearchingEngine` in a process of its own, until the block ends."""
     command = [sys.executable, str(Path(__file__)), KEY.hex()]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            yield process, Door(process.stdout.readline().strip(), KEY)
+            yield process, EngineAddress(process.stdout.readline().strip(), KEY)
         finally:
             process.kill()
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from forage_proto.v1.trajectory_pb2 import Policy, PolicyFile, PolicyPart
-from forage_weights.cache import Held
+from forage_weights.cache import CachedPolicy
 from forage_weights.delta import encode_delta
 from forage_weights.digests import compute_content, compute_digest
 from forage_weights.storage import put_files
@@ -80,7 +80,7 @@ class Publications:
         parts = self.parts if len(self.parts) > 1 else []
         return Policy(version=self._version, epoch=1, uri=uri, files=files, parts=parts)
 
-    def is_held(self, held: Held) -> bool:
+    def is_held(self, held: CachedPolicy) -> bool:
         """Whether these files are the version published last."""
         return all(
             open_tensors(file)[file.stem].bits.tobytes() == self.tensors[file.stem].tobytes() for file in held.files

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from forage_queue.streams.client import StreamClient
-from forage_runtime.retries import RedisRetry
+from forage_runtime.retries import Retries
 from forage_runtime.settings import PublishSettings, RedisSettings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
@@ -33,7 +33,7 @@ def main() -> None:
     url, run, model, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
     configure_logs("trainer")
     torch.manual_seed(0)
-    retry = RedisRetry(Stop(), Health())
+    retries = Retries(Stop(), Health())
     first = anchor = load_file(model / "model.safetensors")
     publisher, version, epoch = None, 0, 0
     write_line({})
@@ -43,8 +43,8 @@ def main() -> None:
             version, epoch = -1, order["epoch"]
             streams = StreamClient(RedisSettings(url=url), run, 2.0)
             streams.epoch = epoch
-            store = PolicyStore(folder / "policies", "", run, retry.storage)
-            publisher = Publisher(store, model, streams, PublishSettings(shard_bytes=2_000_000), retry)
+            store = PolicyStore(folder / "policies", "", run, retries.storage)
+            publisher = Publisher(store, model, streams, PublishSettings(shard_bytes=2_000_000), retries)
         if order["share"] == 1:
             weights = anchor = change(first, 1, DENSE)
         else:

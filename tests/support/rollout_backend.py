@@ -22,7 +22,7 @@ from forage_proto.v1.trajectory_pb2 import (
 )
 from forage_rollout.agent import Agent
 from forage_rollout.engine.openai import ResponseHead
-from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
+from forage_rollout.loop.generation import Generation, GenerationRequest, RenderedPrompt
 from forage_rollout.metrics import Snapshot
 from forage_rollout.serve.backend import RefusedPolicyError
 from forage_runtime.clients.retriever import SearchResult
@@ -40,13 +40,13 @@ class LineEngine:
     codec: Any
     lines: Sequence[str] = LINES
     gate: asyncio.Event = field(default_factory=asyncio.Event)
-    asked: list[Request] = field(default_factory=list)
+    asked: list[GenerationRequest] = field(default_factory=list)
     cancelled: int = 0
 
     async def render_chat(self, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
         return RenderedPrompt(list(self.codec.encode(messages[0]["content"])))
 
-    async def generate(self, request: Request) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         self.asked.append(request)
         said = self.codec.decode(request.token_ids)
         turn = sum(said.count(line) for line in set(self.lines))

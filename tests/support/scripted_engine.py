@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forage_proto.v1.trajectory_pb2 import TemplateValues
-from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
+from forage_rollout.loop.generation import Generation, GenerationRequest, RenderedPrompt
 from forage_runtime.text.chat_template import Chat
 
 
@@ -23,7 +23,7 @@ class ScriptedEngine:
     codec: Any
     lines: list[str]
     stuck_at: int | None = None
-    asked: list[Request] = field(default_factory=list)
+    asked: list[GenerationRequest] = field(default_factory=list)
     released: list[tuple[str, int]] = field(default_factory=list)
     stuck: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -32,7 +32,7 @@ class ScriptedEngine:
             raise ValueError("roles must begin with user")
         return RenderedPrompt(list(self.codec.encode(messages[0]["content"])))
 
-    async def generate(self, asked: Request) -> Generation:
+    async def generate(self, asked: GenerationRequest) -> Generation:
         before = {len(r.token_ids) for r in self.asked if r.affinity == asked.affinity}
         turn = sum(length < len(asked.token_ids) for length in before)
         self.asked.append(asked)

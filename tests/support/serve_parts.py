@@ -16,12 +16,12 @@ from forage_proto.v1.trajectory_pb2 import Policy, TemplateValues
 from forage_rollout.deployments.application import build_engine_deployment
 from forage_rollout.deployments.autoscaling import ONGOING
 from forage_rollout.deployments.engine import EngineDeployment
-from forage_rollout.deployments.engine_links import open_door, open_pool
+from forage_rollout.deployments.engine_links import open_pool, open_server
 from forage_rollout.deployments.replica import CheckPace, broadcast, start_process
 from forage_rollout.engine.engine_counts import EngineCounts
 from forage_rollout.engine.leases import Leases
 from forage_rollout.links.pool import EnginePool
-from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
+from forage_rollout.loop.generation import Generation, GenerationRequest, RenderedPrompt
 from forage_runtime.settings import ReplicaSettings, Settings
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.text.chat_template import Chat
@@ -59,7 +59,7 @@ class Scripted:
     async def render_chat(self, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
         raise ValueError("no such role")
 
-    async def generate(self, request: Request) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         if self.out_of_service:
             raise NotServingError(self.out_of_service)
         if request.affinity.startswith("leased"):
@@ -74,7 +74,7 @@ class Scripted:
         finally:
             self.running -= 1
         self.counts.requests += 1
-        assert request == Request(
+        assert request == GenerationRequest(
             request.token_ids, request.max_tokens, 0.5, 0.9, 7, 11, ("</x>",), 2, request.affinity
         )
         return Generation([os.getpid()], [-0.5], True, [(1, 2, 0, 1)])
@@ -101,7 +101,7 @@ class ScriptedDeployment(EngineDeployment):
         self._engine: Any = Scripted()
         self._engine.gate.set()
         self._drain_timeout_s = 60.0
-        self._server, self._door = await open_door(self._engine)
+        self._server, self._address = await open_server(self._engine)
 
     async def check_health(self) -> None:
         pass
@@ -167,7 +167,7 @@ class CallerDeployment:
 
     async def many(self, names: list[str], tokens: int) -> list[int]:
         engines = await self.engines()
-        requests = [Request([1, 2], tokens, 0.5, 0.9, 7, 11, ("</x>",), 2, name) for name in names]
+        requests = [GenerationRequest([1, 2], tokens, 0.5, 0.9, 7, 11, ("</x>",), 2, name) for name in names]
         return [done.token_ids[0] for done in await asyncio.gather(*map(engines.generate, requests))]
 
     async def chat(self, names: list[str]) -> list[int]:

@@ -132,7 +132,7 @@ def save_checkpoint(
 ) -> Path:
     """A checkpoint that is durable."""
     checkpoints.begin(step, 2, "data", consumed, {"step": step}, write, parts)
-    path = checkpoints.settle(wait=True)
+    path = checkpoints.wait()
     assert path is not None
     return path
 

@@ -69,7 +69,7 @@ def plan(
     from forage_cli.local.nvidia import find_smallest, list_gpus
     from forage_cli.planning.assumptions import GIB, Assumptions
     from forage_cli.planning.gpus import DEFAULT, get_gpu
-    from forage_cli.planning.plan import Request, make_plan
+    from forage_cli.planning.plan import PlanRequest, make_plan
     from forage_cli.planning.remedies import find_remedies
     from forage_cli.planning.report import describe_plan, to_json
     from forage_cli.planning.retrieval.capacity import Machine
@@ -103,7 +103,7 @@ def plan(
         raise UserError(f"this machine's GPUs ({products}) are of a kind that no plan knows: name the nearest by --gpu")
     host = None if host_gib is None else int(host_gib * GIB)
     machine = Machine(retriever_cpus, retriever_replicas)
-    request = Request(read_shape(settings.model.path), kind, assumed, host, passages, machine)
+    request = PlanRequest(read_shape(settings.model.path), kind, assumed, host, passages, machine)
     made = make_plan(settings, request)
     remedies, faster = find_remedies(settings, request), find_faster_split(settings, request, made)
     if as_json:

@@ -32,10 +32,10 @@ def up(
     """
     from forage_cli.local.home import load_recipe
     from forage_cli.local.processes import interrupt_on_signals
+    from forage_cli.local.run_watch import Watch
     from forage_cli.local.serving import prepare_stack, start_stack
     from forage_cli.local.stack import SERVING, TRAINING, Program, shift_ports
     from forage_cli.local.training.run import POLL_INTERVAL_S
-    from forage_cli.local.watch import Watch
 
     output = TextConsole()
     settings = load_recipe(config, [*shift_ports(base_port), *(overrides or [])])

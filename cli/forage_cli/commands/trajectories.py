@@ -61,7 +61,7 @@ def trajectories(
 
       forage trajectories --step 10 --sort mismatch --tokens 5
     """
-    from forage_cli.terminal import tokens as show_tokens
+    from forage_cli.terminal import token_table
     from forage_cli.terminal import trajectories as show
     from forage_records.run_folder import RunFolder
     from forage_records.trajectory_rows import STEP, Filter, sort_rows
@@ -82,12 +82,12 @@ def trajectories(
         chosen = sort_rows(chosen, sort)
     shown = chosen[:count]
     texts = TokenTexts(folder.find_model())
-    scale = show_tokens.compute_scale([row[STEP] for row in shown if STEP in row], colour)
+    scale = token_table.compute_scale([row[STEP] for row in shown if STEP in row], colour)
     for row in shown:
-        body = None if colour is Colour.AUTHOR else show_tokens.colour_response(row[STEP], texts, colour, scale)
+        body = None if colour is Colour.AUTHOR else token_table.colour_response(row[STEP], texts, colour, scale)
         console.print(show.render_panel(row, body=body))
         if tokens:
-            console.print(show_tokens.render_table(row[STEP], texts, tokens))
+            console.print(token_table.render_table(row[STEP], texts, tokens))
     console.print(f"{len(shown)} of {len(chosen)} shown, {len(rows)} in all", style="dim")
 
 

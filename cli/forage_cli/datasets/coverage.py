@@ -15,7 +15,7 @@ from rich.table import Table
 
 from forage_records.questions import Question
 from forage_runtime.clients.retriever import RetrieverClient
-from forage_runtime.security.tokens import open_token_file
+from forage_runtime.security.token_file import open_token_file
 from forage_runtime.settings import Settings
 from forage_runtime.text.answers import normalize_answer
 

@@ -12,7 +12,7 @@ from forage_cli.local.nvidia import LocalGpu, find_smallest, list_gpus
 from forage_cli.local.stack import Program, Stack
 from forage_cli.planning.gpus import MIB, Gpu
 from forage_cli.planning.parts import format_seconds
-from forage_cli.planning.plan import Plan, Request, make_plan
+from forage_cli.planning.plan import Plan, PlanRequest, make_plan
 from forage_cli.planning.retrieval.here import estimate_searches, find_machine
 from forage_cli.planning.shapes import Shape, read_shape
 from forage_cli.planning.split import Split, apply_split, divide, find_faster_split, share_gpu
@@ -173,10 +173,10 @@ def _computes_on_gpus(settings: Settings, program: Program, is_named: bool) -> b
     return uses
 
 
-def _build_request(settings: Settings, found: Sequence[LocalGpu]) -> Request | None:
+def _build_request(settings: Settings, found: Sequence[LocalGpu]) -> PlanRequest | None:
     """For a plan on the smallest of these GPUs; None: it does not know them, or the model."""
     kind, shape = find_smallest(found), _find_shape(settings)
-    return None if kind is None or shape is None else Request(shape, kind, retriever=find_machine(settings))
+    return None if kind is None or shape is None else PlanRequest(shape, kind, retriever=find_machine(settings))
 
 
 def _find_shape(settings: Settings) -> Shape | None:
@@ -196,11 +196,11 @@ def _share(settings: Settings, free: Sequence[LocalGpu]) -> Settings | None:
         return None
     # Speeds do not matter here, so a GPU that no plan knows will do.
     [gpu] = free
-    return share_gpu(settings, Request(shape, Gpu(gpu.product, gpu.memory_mib * MIB, 1.0, 1.0)))
+    return share_gpu(settings, PlanRequest(shape, Gpu(gpu.product, gpu.memory_mib * MIB, 1.0, 1.0)))
 
 
 def _choose(
-    settings: Settings, free: Sequence[int], request: Request | None
+    settings: Settings, free: Sequence[int], request: PlanRequest | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """GPUs of the engines and of the trainer."""
     rollout, trainer = settings.local.gpus.rollout, settings.local.gpus.trainer
@@ -221,7 +221,7 @@ def _choose(
     return own, others
 
 
-def _split(settings: Settings, gpus: int, request: Request | None) -> Split:
+def _split(settings: Settings, gpus: int, request: PlanRequest | None) -> Split:
     """As the settings say where they use all; else by halves, or as it fits where halves do not."""
     rollout, trainer = settings.rollout, settings.trainer
     asked = Split(

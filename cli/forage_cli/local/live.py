@@ -11,8 +11,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from forage_cli.local.run_watch import ServiceStatus
 from forage_cli.local.stack import Program
-from forage_cli.local.watch import ServiceStatus
 from forage_records.run_folder import Row, RunFolder, estimate_time_left
 from forage_records.statistics import mean_known
 

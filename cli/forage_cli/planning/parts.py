@@ -8,7 +8,7 @@ from forage_cli.planning.assumptions import GIB
 
 
 @dataclass(frozen=True)
-class Part:
+class MemoryUse:
     """One use of memory, in bytes, and in words what its size follows from."""
 
     name: str
@@ -30,7 +30,7 @@ class Memory:
     of: str
     gpus: int
     moment: str
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryUse, ...]
     limit: int
 
     @property

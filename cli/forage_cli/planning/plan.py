@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from forage_cli.planning.assumptions import GIB, Assumptions
 from forage_cli.planning.gpus import Gpu
 from forage_cli.planning.hosts import list_host_parts
-from forage_cli.planning.parts import Memory, Part, format_gib
+from forage_cli.planning.parts import Memory, MemoryUse, format_gib
 from forage_cli.planning.retrieval.capacity import USUAL_MACHINE, Machine, Retrieval, estimate_retrieval
 from forage_cli.planning.rollout_memory import Rollout, estimate_rollout
 from forage_cli.planning.shapes import Shape
@@ -18,7 +18,7 @@ from forage_runtime.settings import Settings
 
 
 @dataclass(frozen=True)
-class Request:
+class PlanRequest:
     """What a plan is made for.
 
     Attributes:
@@ -45,12 +45,12 @@ class Plan:
         retrieval: queries a second that are needed and given; None: nothing is searched.
     """
 
-    request: Request
+    request: PlanRequest
     is_colocated: bool
     work: Work
     rollout: Rollout
     trainer: Memory
-    hosts: tuple[Part, ...]
+    hosts: tuple[MemoryUse, ...]
     step: StepTime
     retrieval: Retrieval | None
 
@@ -117,7 +117,7 @@ class Plan:
         return not self.problems
 
 
-def make_plan(settings: Settings, request: Request) -> Plan:
+def make_plan(settings: Settings, request: PlanRequest) -> Plan:
     """Plan a recipe whose engines and trainer compute on GPUs of one kind."""
     shape, assumed, limit = request.shape, request.assumed, request.gpu.memory
     is_colocated = settings.trainer.placement == "colocated"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from forage_cli.planning.changes import apply_changes
-from forage_cli.planning.plan import Plan, Request, make_plan
+from forage_cli.planning.plan import Plan, PlanRequest, make_plan
 from forage_cli.planning.retrieval.capacity import list_cheaper
 from forage_cli.planning.split import find_faster_split
 from forage_runtime.errors import SettingsError
@@ -29,7 +29,7 @@ class Remedy:
         return " ".join(f"{name}={_format(value)}" for name, value in self.changes.items())
 
 
-def find_remedies(settings: Settings, request: Request) -> list[Remedy]:
+def find_remedies(settings: Settings, request: PlanRequest) -> list[Remedy]:
     """A few changes that make the plan fit, those that cost least first; empty where nothing tried does.
 
     Where no single change is enough, one combination of them.
@@ -56,7 +56,7 @@ def find_remedies(settings: Settings, request: Request) -> list[Remedy]:
     return found[:_MOST_REMEDIES] or _combine(settings, request, plan)
 
 
-def _combine(settings: Settings, request: Request, plan: Plan) -> list[Remedy]:
+def _combine(settings: Settings, request: PlanRequest, plan: Plan) -> list[Remedy]:
     """Take the strongest change of each kind until all fits."""
     total: dict[str, object] = {}
     for kind in _list_kinds(settings, plan):
@@ -70,7 +70,7 @@ def _combine(settings: Settings, request: Request, plan: Plan) -> list[Remedy]:
     return []
 
 
-def _try(settings: Settings, request: Request, changes: Mapping[str, object]) -> Plan | None:
+def _try(settings: Settings, request: PlanRequest, changes: Mapping[str, object]) -> Plan | None:
     try:
         return make_plan(apply_changes(settings, changes), request)
     except SettingsError:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from forage_cli.planning.parts import Memory, Part, format_gib, format_seconds
+from forage_cli.planning.parts import Memory, MemoryUse, format_gib, format_seconds
 from forage_cli.planning.plan import Plan, to_gib
 from forage_cli.planning.remedies import Remedy
 from forage_cli.planning.retrieval.capacity import Retrieval, format_rate
@@ -119,7 +119,7 @@ def _retrieval_to_json(retrieval: Retrieval) -> dict[str, Any]:
     }
 
 
-def _part_to_json(part: Part) -> dict[str, Any]:
+def _part_to_json(part: MemoryUse) -> dict[str, Any]:
     return {"name": part.name, "gib": to_gib(part.size), "why": part.why}
 
 
@@ -137,7 +137,7 @@ def _describe_memory(memory: Memory) -> Iterator[str]:
     yield from _describe_lines(memory.parts)
 
 
-def _describe_lines(parts: Sequence[Part]) -> Iterator[str]:
+def _describe_lines(parts: Sequence[MemoryUse]) -> Iterator[str]:
     for part in parts:
         yield f"  {part.name:<20} {to_gib(part.size):8.2f} GiB   {part.why}"
 

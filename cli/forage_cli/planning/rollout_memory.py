@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forage_cli.planning.assumptions import Assumptions
-from forage_cli.planning.parts import Memory, Part
+from forage_cli.planning.parts import Memory, MemoryUse
 from forage_cli.planning.shapes import Shape
 from forage_cli.planning.work import Work
 from forage_runtime.errors import UserError
@@ -57,28 +57,28 @@ def estimate_rollout(
     batched = _read_batched_tokens(engine.args.get("max_num_batched_tokens"))
     budget = int(engine.gpu_memory_utilization * limit)
     parts = [
-        Part("weights", stored * shape.parameters // size, f"{8 * stored} bits, over {size} GPU(s)"),
-        Part("activations", batched * _count_activations(shape, width, size), f"{batched} tokens at a time"),
-        Part(
+        MemoryUse("weights", stored * shape.parameters // size, f"{8 * stored} bits, over {size} GPU(s)"),
+        MemoryUse("activations", batched * _count_activations(shape, width, size), f"{batched} tokens at a time"),
+        MemoryUse(
             "sampler",
             _SAMPLER_COPIES * 4 * shape.vocabulary * engine.max_num_seqs,
             f"logits of {engine.max_num_seqs} sequences",
         ),
-        Part("NCCL and cuBLAS", assumed.workspaces, "assumed"),
+        MemoryUse("NCCL and cuBLAS", assumed.workspaces, "assumed"),
     ]
     if engine.args.get("enforce_eager") is not True:
-        parts.append(Part("CUDA graphs", assumed.graphs, "assumed"))
+        parts.append(MemoryUse("CUDA graphs", assumed.graphs, "assumed"))
     if engine.max_lora_rank:
         adapter = width * shape.count_adapter_parameters(engine.max_lora_rank) // size
-        parts.append(Part("adapter", 2 * adapter, f"two of rank {engine.max_lora_rank}"))
+        parts.append(MemoryUse("adapter", 2 * adapter, f"two of rank {engine.max_lora_rank}"))
     rest = budget - sum(part.size for part in parts)
     per_token = shape.count_kv_bytes(cached, size)
     tokens = max(0, rest) // per_token
     why = f"{tokens} tokens of {per_token / 1024:.0f} KiB: what gpu_memory_utilization leaves"
-    parts.append(Part("KV cache", max(0, rest), why))
-    parts.append(Part("CUDA", assumed.context, "assumed, outside of the budget"))
+    parts.append(MemoryUse("KV cache", max(0, rest), why))
+    parts.append(MemoryUse("CUDA", assumed.context, "assumed, outside of the budget"))
     if beside:
-        parts.append(Part("idle trainer", beside, "what CUDA and NCCL keep of it (assumed)"))
+        parts.append(MemoryUse("idle trainer", beside, "what CUDA and NCCL keep of it (assumed)"))
     context = min(work.length, engine.max_model_len)
     engines = settings.rollout.engine_replicas.min
     return Rollout(

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from forage_cli.planning.changes import apply_changes
-from forage_cli.planning.plan import Plan, Request, make_plan
+from forage_cli.planning.plan import Plan, PlanRequest, make_plan
 from forage_runtime.errors import SettingsError, UserError
 from forage_runtime.settings import Settings
 
@@ -62,7 +62,7 @@ def apply_split(settings: Settings, split: Split) -> Settings:
     return apply_changes(settings, changes | replicas)
 
 
-def find_faster_split(settings: Settings, request: Request, plan: Plan) -> tuple[Split, Plan] | None:
+def find_faster_split(settings: Settings, request: PlanRequest, plan: Plan) -> tuple[Split, Plan] | None:
     """The division of the same GPUs whose plan fits and takes the shortest steps; None: it is that of the plan."""
     if plan.is_colocated or settings.trainer.nnodes > 1:
         return None
@@ -81,7 +81,7 @@ def find_faster_split(settings: Settings, request: Request, plan: Plan) -> tuple
     return (split, best) if is_better and split != now else None
 
 
-def share_gpu(settings: Settings, request: Request) -> Settings | None:
+def share_gpu(settings: Settings, request: PlanRequest) -> Settings | None:
     """The settings of a small run whose engine and trainer are on the one GPU at once; None: it is too small for both.
 
     The engine gets what the trainer leaves of the memory, at most half of it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forage_cli.planning.assumptions import Assumptions
-from forage_cli.planning.parts import Memory, Part, format_gib
+from forage_cli.planning.parts import Memory, MemoryUse, format_gib
 from forage_cli.planning.shapes import Shape
 from forage_runtime.settings import AdvantageEstimator, Settings
 
@@ -89,14 +89,14 @@ def estimate_trainer(settings: Settings, shape: Shape, limit: int, assumed: Assu
     moment, transient = max(moments.items(), key=lambda one: sum(part.size for part in one[1]))
     parts = [*list_resident(training, shape), *transient]
     lost = int(assumed.fragmentation * sum(part.size for part in parts))
-    parts.append(Part("fragmentation", lost, f"{assumed.fragmentation:.0%} of the above (assumed)"))
-    parts.append(Part("CUDA and NCCL", assumed.context + assumed.workspaces, "assumed"))
+    parts.append(MemoryUse("fragmentation", lost, f"{assumed.fragmentation:.0%} of the above (assumed)"))
+    parts.append(MemoryUse("CUDA and NCCL", assumed.context + assumed.workspaces, "assumed"))
     if beside:
-        parts.append(Part("sleeping engine", beside, "what vLLM keeps (assumed)"))
+        parts.append(MemoryUse("sleeping engine", beside, "what vLLM keeps (assumed)"))
     return Memory("trainer", training.gpus, moment, tuple(part for part in parts if part.size), limit)
 
 
-def list_moments(training: Training, shape: Shape) -> dict[str, list[Part]]:
+def list_moments(training: Training, shape: Shape) -> dict[str, list[MemoryUse]]:
     """What is held at each moment of an update besides what is held at all of them."""
     moments = {
         HEAD_PASS: _list_head_pass(training, shape),
@@ -123,7 +123,7 @@ def count_gradients(training: Training, shape: Shape) -> int:
     return _MASTER * (training.trained + critic) // training.shards
 
 
-def list_resident(training: Training, shape: Shape) -> list[Part]:
+def list_resident(training: Training, shape: Shape) -> list[MemoryUse]:
     """What is held during a whole update, from its second micro-batch on."""
     if training.is_offloaded:
         return []
@@ -132,17 +132,17 @@ def list_resident(training: Training, shape: Shape) -> list[Part]:
     weights = _MASTER * (shape.parameters + training.adapter) // training.shards
     trained = _MASTER * training.trained // training.shards
     parts = [
-        Part("weights", weights, f"fp32, {shards}"),
-        Part("gradients", trained, f"fp32, {shards}"),
-        Part("optimizer", 2 * trained, f"AdamW's two moments in fp32, {shards}"),
-        Part("deferred gradients", deferred, "fp32, on every GPU (use_no_sync_for_gradient_accumulation)"),
+        MemoryUse("weights", weights, f"fp32, {shards}"),
+        MemoryUse("gradients", trained, f"fp32, {shards}"),
+        MemoryUse("optimizer", 2 * trained, f"AdamW's two moments in fp32, {shards}"),
+        MemoryUse("deferred gradients", deferred, "fp32, on every GPU (use_no_sync_for_gradient_accumulation)"),
     ]
     if training.holds_reference:
         reference = training.width * shape.parameters // training.shards
-        parts.append(Part("reference", reference, f"{8 * training.width} bits, {shards}"))
+        parts.append(MemoryUse("reference", reference, f"{8 * training.width} bits, {shards}"))
     if training.has_critic:
         critic = 4 * _MASTER * count_critic_parameters(shape) // training.shards
-        parts.append(Part("critic", critic, f"its weights, gradients and optimizer, {shards}"))
+        parts.append(MemoryUse("critic", critic, f"its weights, gradients and optimizer, {shards}"))
     return parts
 
 
@@ -151,7 +151,7 @@ def count_critic_parameters(shape: Shape) -> int:
     return shape.layers * shape.layer_parameters + shape.head_parameters + 2 * shape.hidden
 
 
-def _list_head_pass(training: Training, shape: Shape) -> list[Part]:
+def _list_head_pass(training: Training, shape: Shape) -> list[MemoryUse]:
     head, width = shape.head_parameters, training.width
     is_trained = not training.adapter
     # Gathered once for the pass; its gradient, and that in fp32 on the way to the other processes.
@@ -159,11 +159,11 @@ def _list_head_pass(training: Training, shape: Shape) -> list[Part]:
     return [
         _describe_inputs(training, shape, training.tokens),
         _describe_logits(training, shape),
-        Part("gathered layers", whole, "the output layer and its gradient, not sharded"),
+        MemoryUse("gathered layers", whole, "the output layer and its gradient, not sharded"),
     ]
 
 
-def _list_layer_pass(training: Training, shape: Shape, tokens: int, model: str) -> list[Part]:
+def _list_layer_pass(training: Training, shape: Shape, tokens: int, model: str) -> list[MemoryUse]:
     width, layer = training.width, shape.layer_parameters
     is_trained = model == "critic" or not training.adapter
     # Two layers are gathered at once; gradients of one are summed in fp32.
@@ -178,34 +178,36 @@ def _list_layer_pass(training: Training, shape: Shape, tokens: int, model: str) 
     why = "of one layer, computed again" if training.is_recomputed else f"of {layers} layers"
     return [
         *saved,
-        Part("activations", activations + gradients, f"{why}, {tokens} tokens, and their gradients"),
-        Part("gathered layers", gathered, "two layers and the gradient of one, not sharded"),
+        MemoryUse("activations", activations + gradients, f"{why}, {tokens} tokens, and their gradients"),
+        MemoryUse("gathered layers", gathered, "two layers and the gradient of one, not sharded"),
     ]
 
 
-def _list_optimizer_step(training: Training) -> list[Part]:
+def _list_optimizer_step(training: Training) -> list[MemoryUse]:
     if training.is_offloaded:
         return []
-    return [Part("optimizer's buffers", _MASTER * training.trained // training.shards, "AdamW's, of all parameters")]
+    return [
+        MemoryUse("optimizer's buffers", _MASTER * training.trained // training.shards, "AdamW's, of all parameters")
+    ]
 
 
-def _describe_inputs(training: Training, shape: Shape, tokens: int) -> Part:
+def _describe_inputs(training: Training, shape: Shape, tokens: int) -> MemoryUse:
     if training.is_recomputed:
-        return Part("layer inputs", shape.layers * tokens * shape.hidden * training.width, f"{tokens} tokens")
+        return MemoryUse("layer inputs", shape.layers * tokens * shape.hidden * training.width, f"{tokens} tokens")
     size = shape.layers * _count_activations(shape, training.width) * tokens
-    return Part("activations", size, f"of {shape.layers} layers, {tokens} tokens")
+    return MemoryUse("activations", size, f"of {shape.layers} layers, {tokens} tokens")
 
 
-def _describe_logits(training: Training, shape: Shape) -> Part:
+def _describe_logits(training: Training, shape: Shape) -> MemoryUse:
     vocabulary = shape.vocabulary
     chunk = int(_CHUNK_COPIES * 4 * vocabulary * min(_HEAD_CHUNK, training.tokens))
     if training.is_fused:
         # The kernel computes a chunk's part of the output layer's gradient, needed or not.
         chunk += training.width * shape.head_parameters
-        return Part("logits", chunk, f"fp32, {_HEAD_CHUNK} tokens at a time, vocabulary {vocabulary}")
+        return MemoryUse("logits", chunk, f"fp32, {_HEAD_CHUNK} tokens at a time, vocabulary {vocabulary}")
     whole = _WHOLE_COPIES * training.width * vocabulary * training.tokens
     why = f"of {training.tokens} tokens and their gradients, vocabulary {vocabulary}: {format_gib(whole)}; fp32 chunks"
-    return Part("logits", whole + chunk, why)
+    return MemoryUse("logits", whole + chunk, why)
 
 
 def _count_activations(shape: Shape, width: int) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from forage_retriever.command.questions import Question, read_questions
+from forage_retriever.command.questions import GoldQuestion, read_questions
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 CACHE = REPOSITORY / ".cache/bench"
@@ -32,7 +32,7 @@ class Data:
     file: Path
 
     @cached_property
-    def questions(self) -> list[Question]:
+    def questions(self) -> list[GoldQuestion]:
         return read_questions(self.file)
 
 

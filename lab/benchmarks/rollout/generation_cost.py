@@ -32,7 +32,7 @@ from rich.table import Table
 
 from forage_proto.v1.trajectory_pb2 import TemplateValues
 from forage_rollout.deployments.cluster import LocalCluster, get_application_name
-from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
+from forage_rollout.loop.generation import Generation, GenerationRequest, RenderedPrompt
 from forage_runtime.settings import ReplicaSettings, Settings
 from forage_runtime.text.chat_template import Chat
 
@@ -40,7 +40,7 @@ CONCURRENT = 128
 SAMPLED = 100
 WAYS = ("links", "grpc", "serve")
 _METHOD = "/forage.bench/Generate"
-_get_fields = operator.attrgetter(*(field.name for field in dataclasses.fields(Request)))
+_get_fields = operator.attrgetter(*(field.name for field in dataclasses.fields(GenerationRequest)))
 
 
 class WaitingEngine:
@@ -51,7 +51,7 @@ class WaitingEngine:
     async def render_chat(self, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
         return RenderedPrompt([0])
 
-    async def generate(self, request: Request) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         await asyncio.sleep(random.uniform(0.05, 0.15))
         ids = request.token_ids[:SAMPLED]
         return Generation(ids, [-0.5] * len(ids), False, [(1, 1, 0, len(ids))])
@@ -110,7 +110,7 @@ class GrpcClient:
             body = await self._call.read()
             self._waiting.pop(body[:4]).set_result(body[4:])
 
-    async def generate(self, request: Request) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         from forage_rollout.links.frames import pack_request, unpack_generation
 
         number = next(self._numbers).to_bytes(4, "little")
@@ -123,7 +123,7 @@ class GrpcClient:
 def build_deployments() -> tuple[type, type]:
     """The deployments; they import Ray, whose environment must be set before."""
     from forage_rollout.deployments.engine import EngineDeployment
-    from forage_rollout.deployments.engine_links import open_door, open_pool
+    from forage_rollout.deployments.engine_links import open_pool, open_server
     from forage_rollout.deployments.replica import call_replica, start_process
 
     class BenchEngine(EngineDeployment):
@@ -133,7 +133,7 @@ def build_deployments() -> tuple[type, type]:
             start_process()
             self._engine: Any = WaitingEngine()
             self._drain_timeout_s = 1.0
-            self._server, self._door = await open_door(self._engine)
+            self._server, self._address = await open_server(self._engine)
             self._grpc = GrpcServer(self._engine)
             self._grpc_address = await self._grpc.listen()
 
@@ -147,7 +147,7 @@ def build_deployments() -> tuple[type, type]:
             return self._grpc_address
 
         async def generate(self, fields: tuple[Any, ...]) -> tuple[Any, ...]:
-            generation = await self._engine.generate(Request(*fields))
+            generation = await self._engine.generate(GenerationRequest(*fields))
             return generation.token_ids, generation.logprobs, generation.hit_length, generation.versions
 
         async def measure_cpu(self) -> float:
@@ -162,13 +162,13 @@ def build_deployments() -> tuple[type, type]:
         def __init__(self, engine: Any) -> None:
             start_process()
             self._handle = engine
-            self._ways: dict[str, Callable[[Request], Awaitable[Generation]]] = {}
+            self._ways: dict[str, Callable[[GenerationRequest], Awaitable[Generation]]] = {}
 
         async def connect(self) -> None:
             pool, _ = await open_pool(self._handle, releases=False)
             unary = self._handle.options(_by_reference=False, method_name="generate")
 
-            async def call(request: Request) -> Generation:
+            async def call(request: GenerationRequest) -> Generation:
                 return Generation(*await call_replica(unary, _get_fields(request)))
 
             grpc_client = GrpcClient(await call_replica(self._handle.get_grpc_address))
@@ -181,7 +181,9 @@ def build_deployments() -> tuple[type, type]:
 
             async def work() -> None:
                 for number in left:
-                    request = Request(tokens, SAMPLED, 1.0, 1.0, -1, number, ("</search>",), 0, f"group-{number % 16}")
+                    request = GenerationRequest(
+                        tokens, SAMPLED, 1.0, 1.0, -1, number, ("</search>",), 0, f"group-{number % 16}"
+                    )
                     generation = await generate(request)
                     assert generation.token_ids == tokens[:SAMPLED]
 

@@ -14,10 +14,10 @@ from workload import ANSWER_AT, MAX_RESPONSE, draw_length, draw_text
 from forage_proto.v1.trajectory_pb2 import Policy, TemplateValues
 from forage_queue.streams.client import StreamClient
 from forage_rollout.deployments.engine import EngineDeployment
-from forage_rollout.deployments.engine_links import open_door
+from forage_rollout.deployments.engine_links import open_server
 from forage_rollout.deployments.replica import REDIS_TIMEOUT_S, CheckPace, build_process_name, start_process
 from forage_rollout.engine.engine_counts import EngineCounts, Meter
-from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
+from forage_rollout.loop.generation import Generation, GenerationRequest, RenderedPrompt
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_runtime.background import supervise
 from forage_runtime.settings import Settings
@@ -60,7 +60,7 @@ class StubEngine:
         turns = "".join(f"<|im_start|>{row['role']}\n{row['content']}<|im_end|>\n" for row in messages)
         return RenderedPrompt(self._codec.encode(f"{turns}<|im_start|>assistant\n"))
 
-    async def generate(self, request: Request) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         chance = random.Random(request.seed)
         end = self._answer if len(request.token_ids) >= ANSWER_AT else self._searches[chance.randrange(_QUERIES)]
         thought = self._thoughts[chance.randrange(_THOUGHTS)]
@@ -104,7 +104,7 @@ class StubDeployment(EngineDeployment):
         self._follower = Follower(streams, self._engine, self._replica)
         await self._follower.catch_up()
         self._following = supervise(self._follower.follow(), "follow_policy")
-        self._server, self._door = await open_door(self._engine)
+        self._server, self._address = await open_server(self._engine)
 
     async def check_health(self) -> None:
         await self._check_pace.last()

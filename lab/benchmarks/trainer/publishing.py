@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from forage_queue.streams.client import StreamClient
 from forage_runtime.files import durable
 from forage_runtime.files.model_folder import WEIGHTS
-from forage_runtime.retries import RedisRetry
+from forage_runtime.retries import Retries
 from forage_runtime.settings import Settings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
@@ -33,14 +33,14 @@ class Publishing:
 
     def __init__(self, settings: Settings) -> None:
         self._folder = settings.run.folder / "policies"
-        streams, retry = StreamClient(settings.redis, settings.run.id), RedisRetry(Stop(), Health())
-        retry(streams.create_groups)
-        retry(streams.acquire_epoch)
+        streams, retries = StreamClient(settings.redis, settings.run.id), Retries(Stop(), Health())
+        retries.redis(streams.create_groups)
+        retries.redis(streams.acquire_epoch)
         model = Path(settings.model.path)
         # Whole policies: the rounds publish the same weights again and again.
         whole = settings.trainer.publish.model_copy(update={"full_every": 1})
-        store = PolicyStore(self._folder, whole.uri, settings.run.id, retry.storage)
-        self._publisher = Publisher(store, model, streams, whole, retry)
+        store = PolicyStore(self._folder, whole.uri, settings.run.id, retries.storage)
+        self._publisher = Publisher(store, model, streams, whole, retries)
         self._version = 0
         draw = torch.Generator().manual_seed(0)
         self._weights: dict[str, Mapping[str, torch.Tensor]] = {

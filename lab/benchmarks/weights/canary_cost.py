@@ -21,7 +21,7 @@ from typing import Any
 
 from forage_proto.v1.trajectory_pb2 import Canary, Policy, PolicyFile
 from forage_rollout.engine.vllm_engine import VllmEngine
-from forage_rollout.loop.generation import Request
+from forage_rollout.loop.generation import GenerationRequest
 from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, SecuritySettings, Settings
 from forage_runtime.settings.rollout import WeightSettings
 from forage_runtime.telemetry.logs import configure_logs
@@ -62,7 +62,7 @@ def announce(folder: Path, version: int, canary: Canary | None) -> Policy:
 
 async def sample(engine: VllmEngine) -> None:
     while True:
-        await engine.generate(Request([5, 6, 7], 200, 1.0, 1.0, -1, None))
+        await engine.generate(GenerationRequest([5, 6, 7], 200, 1.0, 1.0, -1, None))
 
 
 async def measure(model: Path, loads: int, running: int, folder: Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from family_serving import ENGINE, poll_until_ready, score, start_engine
 from scored_rows import draw_rows
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
-from forage_rollout.core.arguments import build_environment
+from forage_rollout.vllm_start.vllm_args import build_environment
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 4096,

@@ -18,7 +18,7 @@ import torch
 
 from forage_proto.v1.trajectory_pb2 import Policy
 from forage_queue.streams.client import StreamClient
-from forage_runtime.retries import RedisRetry
+from forage_runtime.retries import Retries
 from forage_runtime.settings import PublishSettings, Settings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
@@ -26,8 +26,8 @@ from forage_trainer.algorithms.estimators.grpo import grpo_outcome
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_weights.cache import PolicyCache
 from forage_weights.tensors import open_tensors
-from forage_weights.trainer.direct_sender import open_sender
 from forage_weights.trainer.publisher import PolicyStore, Publisher, measure_published
+from forage_weights.trainer.sender_address import open_sender
 
 GROUPS, SAMPLES = 1, 2
 """Few: Adam takes steps of the learning rate however many there are."""
@@ -39,9 +39,9 @@ class Sender:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._streams = StreamClient(settings.redis, settings.run.id)
-        self._retry = RedisRetry(Stop(), Health())
-        self._retry(self._streams.create_groups)
-        self._retry(self._streams.acquire_epoch)
+        self._retries = Retries(Stop(), Health())
+        self._retries.redis(self._streams.create_groups)
+        self._retries.redis(self._streams.acquire_epoch)
         self._worker = PolicyWorker(settings)
         self._batch = made.tensors(GROUPS, settings.trainer.algorithm, SAMPLES)
         self._advantages = grpo_outcome(self._batch.token_rewards, self._batch.mask, self._batch.uids)
@@ -55,9 +55,9 @@ class Sender:
     def _make(self, way: str) -> Publisher:
         run, publish = self._settings.run, self._settings.trainer.publish
         settings: PublishSettings = publish.model_copy(update={"uri": ""} if way != "s3" else {})
-        store = PolicyStore(run.folder / f"policies-{way}", settings.uri, run.id, self._retry.storage)
+        store = PolicyStore(run.folder / f"policies-{way}", settings.uri, run.id, self._retries.storage)
         sender = open_sender(self._settings) if way == "direct" else None
-        return Publisher(store, Path(self._settings.model.path), self._streams, settings, self._retry, sender)
+        return Publisher(store, Path(self._settings.model.path), self._streams, settings, self._retries, sender)
 
     def update(self) -> dict[str, Any]:
         """Take one GRPO update and gather the weights that it leads to."""

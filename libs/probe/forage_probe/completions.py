@@ -13,7 +13,7 @@ from forage_runtime.clients.circuit import Circuit
 from forage_runtime.clients.outgoing import bound_replies
 from forage_runtime.errors import SettingsError
 from forage_runtime.security.tls import http_scheme, make_client_context
-from forage_runtime.security.tokens import HEADER, open_token_file
+from forage_runtime.security.token_file import HEADER, open_token_file
 from forage_runtime.settings import Settings
 
 _TOKEN_SETTING = "rollout.auth_token_file"

@@ -12,7 +12,7 @@ from functools import partial
 
 from forage_runtime.errors import UserError
 from forage_runtime.security.tls import Certificates, check_server
-from forage_runtime.security.tokens import read_tokens
+from forage_runtime.security.token_file import read_tokens
 from forage_runtime.settings import Settings, settings_from_arguments
 from forage_runtime.telemetry.logs import configure_logs
 from forage_runtime.text.terminal import escape_unencodable

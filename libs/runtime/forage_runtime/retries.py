@@ -114,18 +114,10 @@ class StorageRetry(_Retry):
 
 
 class RedisRetry(_Retry):
-    """Repeats a call for as long as Redis is unavailable.
-
-    disk, storage: do the same with writes while the disk is full, or the storage of policies unavailable.
-    """
+    """Repeats a call for as long as Redis is unavailable."""
 
     error, topic, events = UnavailableError, "redis", ("redis_unavailable", "redis_available")
     counter = REDIS_WAITS
-
-    def __init__(self, stop: Stop, health: Health) -> None:
-        super().__init__(stop, health)
-        self.disk = DiskRetry(stop, health)
-        self.storage = StorageRetry(stop, health)
 
     def __call__(self, call: Callable[[], T]) -> T:
         """As `_Retry`, but where the process is to stop the call is not made."""
@@ -138,3 +130,12 @@ class RedisRetry(_Retry):
 
     def name_wait(self) -> AbstractContextManager[Wait]:
         return waiting("a call of Redis", on="redis", limit_s=None, why_unlimited=_WHY_UNLIMITED)
+
+
+class Retries:
+    """What a trainer repeats calls with: of Redis, of the disk of its run, of the storage of policies."""
+
+    def __init__(self, stop: Stop, health: Health) -> None:
+        self.redis = RedisRetry(stop, health)
+        self.disk = DiskRetry(stop, health)
+        self.storage = StorageRetry(stop, health)

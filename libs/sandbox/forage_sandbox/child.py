@@ -26,9 +26,9 @@ from pathlib import Path
 
 from forage_runtime.errors import ForageError, UserError
 from forage_runtime.telemetry.stacks import write_stacks_on_signal
+from forage_sandbox.child_watch import Watched, watch
 from forage_sandbox.confinement import Confinement, ConfinementError, build_environment, confine
 from forage_sandbox.output import Output
-from forage_sandbox.watch import Watched, watch
 
 _LENGTH = struct.Struct("<I")
 _ORPHAN_CHECK_S = 1.0

@@ -216,7 +216,7 @@ def _pack_columns(trajectory: TrajectoryMessage, item: PackedTrajectory) -> tupl
 
 
 def _equals(values: Ints, runs: Runs) -> bool:
-    return len(values) == sum(runs.lengths) and np.array_equal(values, decode_runs(runs, Room()))
+    return len(values) == sum(runs.lengths) and np.array_equal(values, decode_runs(runs, DecodeBudget()))
 
 
 def _pack_texts(trajectory: TrajectoryMessage, own: TrajectoryTexts) -> None:
@@ -238,15 +238,20 @@ def _read_facts(packed: PackedGroup) -> PackedFacts:
 def _read_values(packed: PackedGroup, facts: PackedFacts) -> list[TokenValues]:
     if not 1 <= facts.token_bytes <= _FLOAT_BYTES:
         raise DecodeError(f"token ids of a packed group have {facts.token_bytes} bytes")
-    rooms = {"token_ids": Room(), "loss_mask": Room(), "turn_ids": Room(), "logprobs": Room()}
+    budgets = {
+        "token_ids": DecodeBudget(),
+        "loss_mask": DecodeBudget(),
+        "turn_ids": DecodeBudget(),
+        "logprobs": DecodeBudget(),
+    }
     masks, turns, stored = [], [], []
     for item in facts.trajectories:
         mask_runs, turn_runs = derive_marks(item.facts.spans) or (None, None)
-        mask = _read_runs(item.loss_mask if item.HasField("loss_mask") else mask_runs, rooms["loss_mask"])
-        turn = _read_runs(item.turn_ids if item.HasField("turn_ids") else turn_runs, rooms["turn_ids"])
+        mask = _read_runs(item.loss_mask if item.HasField("loss_mask") else mask_runs, budgets["loss_mask"])
+        turn = _read_runs(item.turn_ids if item.HasField("turn_ids") else turn_runs, budgets["turn_ids"])
         stored.append(item.logprobs if item.HasField("logprobs") else int(np.count_nonzero(mask == 1)))
-        rooms["token_ids"].take(item.tokens)
-        rooms["logprobs"].take(stored[-1])
+        budgets["token_ids"].take(item.tokens)
+        budgets["logprobs"].take(stored[-1])
         masks.append(mask)
         turns.append(turn)
     tokens, values = sum(item.tokens for item in facts.trajectories), sum(stored)
@@ -267,10 +272,10 @@ def _read_values(packed: PackedGroup, facts: PackedFacts) -> list[TokenValues]:
     return values_of
 
 
-def _read_runs(runs: Runs | None, room: Room) -> Ints:
+def _read_runs(runs: Runs | None, budget: DecodeBudget) -> Ints:
     if runs is None:
         raise DecodeError("a packed trajectory has neither a loss mask nor spans from which it follows")
-    return decode_runs(runs, room)
+    return decode_runs(runs, budget)
 
 
 def _bounds(lengths: list[int]) -> list[tuple[int, int]]:
@@ -435,7 +440,7 @@ class TokenValues:
     logprobs: npt.NDArray[np.float32]
 
 
-class Room:
+class DecodeBudget:
     """How many values of a column the trajectories of one group may still have, whatever a damaged entry says."""
 
     def __init__(self) -> None:
@@ -477,14 +482,14 @@ def encode_runs(values: npt.NDArray[Any]) -> Runs:
     return Runs(values=values[begins].tolist(), lengths=lengths.tolist())
 
 
-def decode_runs(runs: Runs, room: Room) -> Ints:
+def decode_runs(runs: Runs, budget: DecodeBudget) -> Ints:
     """
     Raises:
         DecodeError: lists of different lengths, or too many values.
     """
     if len(runs.values) != len(runs.lengths):
         raise DecodeError(f"{len(runs.values)} runs have {len(runs.lengths)} lengths")
-    room.take(sum(runs.lengths))
+    budget.take(sum(runs.lengths))
     values: Ints = np.repeat(np.array(runs.values, dtype=np.int64).astype(np.int32), runs.lengths)
     return values
 

@@ -99,7 +99,7 @@ def check_canary(policy: Policy, vocabulary: int) -> None:
 
 
 @dataclass(frozen=True)
-class Part:
+class PolicyFolder:
     """A checked folder of a policy.
 
     Attributes:
@@ -112,7 +112,7 @@ class Part:
     content: str
 
 
-def list_parts(policy: Policy) -> list[Part]:
+def list_parts(policy: Policy) -> list[PolicyFolder]:
     """List the folders that make a policy: a whole one, then the deltas that follow it.
 
     Raises:
@@ -121,8 +121,8 @@ def list_parts(policy: Policy) -> list[Part]:
     files = list_files(policy)
     content = compute_content({name: file.digest for name, file in files.items()})
     if not policy.parts:
-        return [Part(policy.uri, files, content)]
-    parts = [Part(part.uri, check_files(policy, part.files), part.content) for part in policy.parts]
+        return [PolicyFolder(policy.uri, files, content)]
+    parts = [PolicyFolder(part.uri, check_files(policy, part.files), part.content) for part in policy.parts]
     first = compute_content({name: file.digest for name, file in parts[0].files.items()})
     if parts[0].content != first or parts[-1].content != content or parts[0].files.keys() != files.keys():
         raise PolicyError(f"{describe_policy(policy)}: its {len(parts)} parts do not make it")

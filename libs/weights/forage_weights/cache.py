@@ -35,8 +35,8 @@ from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.waits import waiting
 from forage_weights.announcement import (
     READERS,
-    Part,
     PolicyError,
+    PolicyFolder,
     describe_policy,
     list_files,
     list_parts,
@@ -63,7 +63,7 @@ Receive = Callable[[Policy, Sequence[PolicyFile], Path], None]
 
 
 @dataclass(frozen=True)
-class HeldDelta:
+class CachedDelta:
     """The delta of one version, in files that `forage_weights.delta` reads.
 
     Attributes:
@@ -77,7 +77,7 @@ class HeldDelta:
 
 
 @dataclass(frozen=True)
-class Held:
+class CachedPolicy:
     """A verified policy on this machine, which stays as it is while it is held.
 
     Attributes:
@@ -88,7 +88,7 @@ class Held:
 
     content: str
     files: list[Path]
-    deltas: tuple[HeldDelta, ...] = ()
+    deltas: tuple[CachedDelta, ...] = ()
 
 
 class PolicyCache:
@@ -115,7 +115,7 @@ class PolicyCache:
         work_limit_s: float = WORK_LIMIT_S,
         readers_limit_s: float = READERS_LIMIT_S,
         receive: Receive | None = None,
-        offer: Callable[[Policy, Held], None] | None = None,
+        offer: Callable[[Policy, CachedPolicy], None] | None = None,
         check: Callable[[Policy], None] = lambda policy: None,
         copies_all: bool = False,
     ) -> None:
@@ -126,7 +126,7 @@ class PolicyCache:
         self._readers_limit_s = readers_limit_s
 
     @contextmanager
-    def hold(self, policy: Policy) -> Iterator[Held]:
+    def hold(self, policy: Policy) -> Iterator[CachedPolicy]:
         """Hold the verified files of a policy: its own where they are whole and on this machine, else copies.
 
         Its copies may be patched as soon as nobody holds them, so whoever maps them does that within the block, and
@@ -145,7 +145,7 @@ class PolicyCache:
                 local = None if is_copied else find_local_folder(policy.uri)
                 if local is not None:
                     # Whoever wrote that folder may write to it again, so each reader hashes it.
-                    held = Held(parts[-1].content, verify_files(policy, local))
+                    held = CachedPolicy(parts[-1].content, verify_files(policy, local))
                 else:
                     held = stack.enter_context(self._hold_copy(policy, parts))
             except (StorageError, DiskFullError, DeltaError) as error:
@@ -155,7 +155,7 @@ class PolicyCache:
             yield held
 
     @contextmanager
-    def _hold_copy(self, policy: Policy, parts: Sequence[Part]) -> Iterator[Held]:
+    def _hold_copy(self, policy: Policy, parts: Sequence[PolicyFolder]) -> Iterator[CachedPolicy]:
         folder = self._name(parts[-1])
         self._folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
@@ -172,12 +172,12 @@ class PolicyCache:
                     self._prune(MAX_KEPT)
             os.utime(folder)
             files = [folder / name for name in list_files(policy)]
-            held = Held(parts[-1].content, files, _list_deltas(folder, parts))
+            held = CachedPolicy(parts[-1].content, files, _list_deltas(folder, parts))
             if self._offer is not None:
                 self._offer(policy, held)
             yield held
 
-    def _name(self, part: Part) -> Path:
+    def _name(self, part: PolicyFolder) -> Path:
         return self._folder / part.content.rpartition(":")[2]
 
     def _share(self, policy: Policy, folder: Path) -> int | None:
@@ -214,7 +214,7 @@ class PolicyCache:
             if _OWN.fullmatch(leftover.name):
                 shutil.rmtree(leftover)
 
-    def _make(self, policy: Policy, parts: Sequence[Part], folder: Path) -> int:
+    def _make(self, policy: Policy, parts: Sequence[PolicyFolder], folder: Path) -> int:
         """Make the folder of a policy; a shared lock of it."""
         if folder.is_dir():
             os.close(self._take(policy, folder, self._partial(folder)))
@@ -236,7 +236,7 @@ class PolicyCache:
             self._prune(0)
             return self._patch(policy, parts, folder, fetch=True)
 
-    def _fetch(self, policy: Policy, part: Part, target: Path) -> None:
+    def _fetch(self, policy: Policy, part: PolicyFolder, target: Path) -> None:
         """Copy the files of a part into a new folder, several at once; their digests are verified."""
         target.mkdir(parents=True)
         if self._receive is not None and policy.HasField("direct"):
@@ -255,7 +255,7 @@ class PolicyCache:
         )
         verify_files(policy, target, part.files)
 
-    def _patch(self, policy: Policy, parts: Sequence[Part], folder: Path, fetch: bool) -> int:
+    def _patch(self, policy: Policy, parts: Sequence[PolicyFolder], folder: Path, fetch: bool) -> int:
         """Make the folder of a policy out of its first part, which is fetched or here, and the deltas after it."""
         stage, deltas = self._partial(folder), self._folder / f"{PARTIAL_PREFIX}{_DELTAS}"
         # All deltas are here and verified before the base is touched.
@@ -353,18 +353,18 @@ def _describe_files(folder: Path) -> dict[str, list[int]]:
     return {name: [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns] for name, stat in stats.items()}
 
 
-def _name_delta(base: Part, part: Part) -> str:
+def _name_delta(base: PolicyFolder, part: PolicyFolder) -> str:
     return f"{base.content.rpartition(':')[2]}-{part.content.rpartition(':')[2]}"
 
 
-def _list_deltas(folder: Path, parts: Sequence[Part]) -> tuple[HeldDelta, ...]:
+def _list_deltas(folder: Path, parts: Sequence[PolicyFolder]) -> tuple[CachedDelta, ...]:
     """The deltas at the end of a chain that are in the folder of its policy."""
-    found: list[HeldDelta] = []
+    found: list[CachedDelta] = []
     for base, part in reversed(list(pairwise(parts))):
         delta = folder / _DELTAS / _name_delta(base, part)
         files = tuple(delta / name for name in part.files)
         if all(file.is_file() for file in files):
-            found.append(HeldDelta(base.content, part.content, files))
+            found.append(CachedDelta(base.content, part.content, files))
         elif base.content != part.content:
             break
     return tuple(reversed(found))

@@ -1,9 +1,10 @@
 """Messages of the direct transport: what an engine asks a sender for, the answer, and the pieces that follow.
 
-An engine pushes a `Request` to the queue `REQUESTS` of the store that the announcement names. The sender sets the key
-`name_answer(uid)` to an `Answer`. Where that says yes, both join a group of two under the key prefix `uid`, the sender
-sends the files one after another, in the order of the request, in the pieces of `split_pieces`, and the engine sets
-`name_end(uid)`. A sender that is busy may name an engine that has the files by now, which answers in the same way.
+An engine pushes a `TransferRequest` to the queue `REQUESTS` of the store that the announcement names. The sender sets
+the key `name_answer(uid)` to an `Answer`. Where that says yes, both join a group of two under the key prefix `uid`,
+the sender sends the files one after another, in the order of the request, in the pieces of `split_pieces`, and the
+engine sets `name_end(uid)`. A sender that is busy may name an engine that has the files by now, which answers in the
+same way.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class DirectError(ForageError):
 
 
 @dataclass(frozen=True)
-class Request:
+class TransferRequest:
     """A transfer that an engine asks for.
 
     Attributes:
@@ -83,7 +84,7 @@ class Answer:
         return _encode(asdict(self))
 
 
-def decode_request(data: bytes) -> Request:
+def decode_request(data: bytes) -> TransferRequest:
     """Decode and check a request.
 
     Raises:
@@ -99,7 +100,7 @@ def decode_request(data: bytes) -> Request:
             "is_done": bool(is_done),
         } if len(uid) == 32 and not set(uid) - _HEX:
             checked = tuple(map(_check_file, files))
-            return Request(uid, checked, _check_address(serves), gpu, tuple(map(str, failed)), is_done)
+            return TransferRequest(uid, checked, _check_address(serves), gpu, tuple(map(str, failed)), is_done)
     raise ValueError("the request lacks a field, or has one of another type")
 
 

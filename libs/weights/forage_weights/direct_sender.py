@@ -30,7 +30,7 @@ from forage_weights.direct import (
     SENDER,
     STALL_S,
     Answer,
-    Request,
+    TransferRequest,
     decode_request,
     name_answer,
     name_end,
@@ -136,7 +136,7 @@ class DirectSender:
                     self._count("refused", "", 0)
                     get_logger().warning("direct_request_refused", reason=str(error))
 
-    def _begin(self, store: dist.Store, request: Request) -> None:
+    def _begin(self, store: dist.Store, request: TransferRequest) -> None:
         """Start a transfer, or send the engine elsewhere."""
         if request.is_done:
             self._remember(request)
@@ -161,14 +161,14 @@ class DirectSender:
         else:
             thread.start()
 
-    def _remember(self, request: Request) -> None:
+    def _remember(self, request: TransferRequest) -> None:
         """Remember an engine that can send the files of a request from now on."""
         digests = frozenset(digest for digest, _ in request.files)
         with self._lock:
             if request.serves and digests <= self._files.keys():
                 self._peers[request.serves] = self._peers.get(request.serves, frozenset()) | digests
 
-    def _serve(self, request: Request) -> None:
+    def _serve(self, request: TransferRequest) -> None:
         began = time.perf_counter()
         size = sum(size for _, size in request.files)
         backend = NCCL if self._gpu and request.gpu not in ("", self._gpu) else GLOO
@@ -198,7 +198,7 @@ class DirectSender:
         finally:
             self._forget(request.uid)
 
-    def _open(self, request: Request, opened: ExitStack) -> list[tuple[int, Path]]:
+    def _open(self, request: TransferRequest, opened: ExitStack) -> list[tuple[int, Path]]:
         """Open the files of a request: they stay readable if they are deleted meanwhile.
 
         Raises:
@@ -216,7 +216,9 @@ class DirectSender:
             files.append((file, offered[digest]))
         return files
 
-    def _send(self, store: dist.Store, request: Request, files: Sequence[tuple[int, Path]], backend: str) -> None:
+    def _send(
+        self, store: dist.Store, request: TransferRequest, files: Sequence[tuple[int, Path]], backend: str
+    ) -> None:
         sizes = [size for _, size in request.files]
         piece_bytes = min(self._piece_bytes, max(sizes))
         pair = Pair(backend, dist.PrefixStore(request.uid, store), SENDER, self.host, self._limit, piece_bytes)

@@ -14,7 +14,7 @@ from findings import Findings, call_worker, make_model
 from forage_cli.local.home import find_home
 from forage_cli.local.stack import Program
 from forage_cli.planning.assumptions import GIB
-from forage_cli.planning.plan import Request, make_plan
+from forage_cli.planning.plan import PlanRequest, make_plan
 from forage_cli.planning.shapes import read_shape
 from forage_runtime.settings import load_settings
 
@@ -133,7 +133,7 @@ def _time_update(findings: Findings, folder: Path) -> None:
             continue
         findings.measure(**{f"{label}_mfu": flops / kind.flops})
         if packed:
-            plan = make_plan(load_settings(overrides=settings, environ={}), Request(read_shape(model), kind))
+            plan = make_plan(load_settings(overrides=settings, environ={}), PlanRequest(read_shape(model), kind))
             planned = sum(part.size for part in plan.trainer.parts if part.name not in NOT_ALLOCATED) / GIB
             findings.measure(planned_gib=planned)
             findings.check("peak_over_plan", found["peak_gib"] / planned, most=1.15)

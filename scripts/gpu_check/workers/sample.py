@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from forage_rollout.engine.vllm_engine import VllmEngine
-from forage_rollout.loop.generation import Generation, Request
+from forage_rollout.loop.generation import Generation, GenerationRequest
 from forage_runtime.settings import load_settings
 
 PROMPTS = 32
@@ -29,7 +29,7 @@ async def main(tokens: int, overrides: list[str]) -> None:
     ]
 
     async def sample(seed: int) -> list[Generation]:
-        requests = [Request(context, tokens, 1.0, 1.0, -1, seed + n) for n, context in enumerate(contexts)]
+        requests = [GenerationRequest(context, tokens, 1.0, 1.0, -1, seed + n) for n, context in enumerate(contexts)]
         return list(await asyncio.gather(*map(engine.generate, requests)))
 
     await sample(10_000)  # warm: kernels are compiled, graphs captured

@@ -18,7 +18,7 @@ from forage_reward.trajectory import GroundTruth, TrajectoryView
 
 
 @dataclass(frozen=True)
-class Part:
+class CompositionPart:
     """One reward of a composition; `label` is its name within the score."""
 
     label: str
@@ -26,7 +26,7 @@ class Part:
     scorer: Scorer
 
 
-def compose_scorers(name: str, parts: Sequence[Part]) -> Scorer:
+def compose_scorers(name: str, parts: Sequence[CompositionPart]) -> Scorer:
     """Combine several rewards into their weighted sum.
 
     Its components are `<label>.<component>` of every part, which add up to the total, and for logs `_<label>`, the
@@ -54,7 +54,7 @@ def compose_scorers(name: str, parts: Sequence[Part]) -> Scorer:
     return score
 
 
-def _scale_component(part: Part, component: Component) -> Component:
+def _scale_component(part: CompositionPart, component: Component) -> Component:
     if component.name.startswith("_"):
         return Component(f"_{part.label}.{component.name[1:]}", component.raw, 0.0)
     return Component(f"{part.label}.{component.name}", component.raw, part.weight * component.weighted)

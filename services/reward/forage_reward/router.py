@@ -12,7 +12,7 @@ from prometheus_client import Counter
 
 from forage_proto.v1 import reward_pb2, trajectory_pb2
 from forage_reward import registry
-from forage_reward.composition import Part, compose_scorers
+from forage_reward.composition import CompositionPart, compose_scorers
 from forage_reward.reward import AnyReward, Scorer
 from forage_reward.rewards import countdown
 from forage_reward.rewards import math as math_reward
@@ -124,7 +124,7 @@ def resolve_route(route: RewardRoute, rewards: Mapping[str, AnyReward], where: s
     parts = []
     for index, part in enumerate(route):
         scorer = registry.bind_reward(part.name, part.params, f"{where}.{index}", rewards)
-        parts.append(Part(part.title, part.weight, guard_scorer(part.name, scorer)))
+        parts.append(CompositionPart(part.title, part.weight, guard_scorer(part.name, scorer)))
     # The sum of finite parts can still be infinite, so it needs its own guard.
     titles = (part.title for part in route if part.name == math_reward.NAME)
     equal, whole = next((f"{title}.{math_reward.EQUAL}" for title in titles), ""), join_titles(route)

@@ -24,7 +24,14 @@ from forage_proto.v1.trajectory_pb2 import (
 from forage_queue.streams.prompt_identity import build_group, with_prompt_identity
 from forage_rollout.environments.environment import EnvironmentFailedError, Episode
 from forage_rollout.environments.registry import AnyEnvironment, build_name, end_episode, load_environments, settle
-from forage_rollout.loop.generation import Engine, Generation, RenderedPrompt, Request, build_request, rank_generation
+from forage_rollout.loop.generation import (
+    Engine,
+    Generation,
+    GenerationRequest,
+    RenderedPrompt,
+    build_request,
+    rank_generation,
+)
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.loop.trajectory_builder import Limits, TrajectoryBuilder
 from forage_rollout.prompt_ids import PromptError, encode_prompt
@@ -297,7 +304,7 @@ class Agent:
             return 0
         return rank_generation(context_tokens, group.ended, group.samples, self._limits.max_context_length)
 
-    async def _generate(self, request: Request, turn: int) -> Generation:
+    async def _generate(self, request: GenerationRequest, turn: int) -> Generation:
         attributes: tracing.Attributes = {"forage.turn": turn, "forage.context_tokens": len(request.token_ids)}
         with tracing.span("rollout.generate", attributes, kind=SpanKind.CLIENT) as span:
             with waiting("generations", on="engine", limit_s=self._timeout_s):

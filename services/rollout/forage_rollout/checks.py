@@ -6,12 +6,12 @@ import logging
 from collections.abc import Iterator
 from functools import partial
 
-from forage_rollout.core import arguments
 from forage_rollout.deployments.devices import count_gpus
 from forage_rollout.engine import sampling_check
 from forage_rollout.environments import load_environments
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.loop.trajectory_builder import Limits
+from forage_rollout.vllm_start import vllm_args
 from forage_runtime.clients.retriever import RetrieverClient
 from forage_runtime.errors import SettingsError
 from forage_runtime.files.model_folder import check_model_folder
@@ -27,7 +27,7 @@ def list_checks(settings: Settings) -> Iterator[Check]:
     yield partial(_check_model, settings)
     yield partial(_check_context, settings)
     yield from (partial(_check_environment, settings, source) for source in rollout.environments)
-    yield lambda: arguments.check_before_start(rollout.engine)
+    yield lambda: vllm_args.check_before_start(rollout.engine)
     yield lambda: sampling_check.check_before_start(settings)
     yield lambda: count_gpus(rollout)
     yield lambda: RunSignatures.verifying(settings.security, settings.run.id)

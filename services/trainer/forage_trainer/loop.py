@@ -13,10 +13,10 @@ from forage_queue.streams.client import StreamClient
 from forage_queue.trainer import spans
 from forage_queue.trainer.batcher import Batch, Batcher
 from forage_queue.trainer.feeder import Feeder, make_batches
-from forage_queue.trainer.shifts import Shifts
+from forage_queue.trainer.gpu_lease import GpuLease
 from forage_records.events import EventKind, EventLog
 from forage_records.questions import Questions
-from forage_runtime.retries import RedisRetry
+from forage_runtime.retries import Retries
 from forage_runtime.security.signatures import RunSignatures
 from forage_runtime.settings import AdvantageEstimator, Settings
 from forage_runtime.stop import Stop
@@ -59,24 +59,24 @@ class TrainingLoop:
         pad_id: int,
         stop: Stop,
         health: Health,
-        shifts: Shifts | None = None,
+        lease: GpuLease | None = None,
         openings: Sequence[Sequence[int]] = (),
     ) -> None:
         folder, trainer = settings.run.folder, settings.trainer
         self._settings, self._streams, self._stop, self._health = settings, streams, stop, health
         # Whatever reads or changes the engine's state holds shared GPUs.
-        self._hold: Callable[[], Any] = nullcontext if shifts is None else partial(shifts.hold, worker)
-        self._retry = retry = RedisRetry(stop, health)
+        self._hold: Callable[[], Any] = nullcontext if lease is None else partial(lease.hold, worker)
+        self._retries = retries = Retries(stop, health)
         self._state, self._events = StateFile(folder), EventLog(folder)
-        self._journal = Journal(settings, retry.disk)
+        self._journal = Journal(settings, retries.disk)
         signatures, hold = RunSignatures(settings.security, settings.run.id), self._hold
-        self._publication = Publication(settings, streams, worker, retry, health, hold, signatures, openings, pad_id)
+        self._publication = Publication(settings, streams, worker, retries, health, hold, signatures, openings, pad_id)
         self._writer = CheckpointWriter(
             settings,
             streams,
             worker,
             train.digest,
-            retry,
+            retries,
             hold,
             signatures,
             self._events,
@@ -84,15 +84,15 @@ class TrainingLoop:
         )
         self._guards = Guards(trainer.guards)
         batches = make_batches(train.rows, settings, find_sampler(settings))
-        check = self._check_environments = EnvironmentCheck(settings, streams, (train, validation), retry, stop)
+        check = self._check_environments = EnvironmentCheck(settings, streams, (train, validation), retries.redis, stop)
         equal = partial(has_equal_rewards, estimator=trainer.algorithm.adv_estimator)
-        self._feeder = Feeder(settings, streams, batches, retry, equal)
+        self._feeder = Feeder(settings, streams, batches, retries.redis, equal)
         mend, poll = self._publication.mend, self._poll_in_wait
-        self._batcher = Batcher(streams, batches.batch_size, trainer, self._feeder, retry, health, mend, poll)
+        self._batcher = Batcher(streams, batches.batch_size, trainer, self._feeder, retries.redis, health, mend, poll)
         has_critic = trainer.algorithm.adv_estimator is AdvantageEstimator.GAE
         self._step = PolicyStep(settings, worker, pad_id, worker if has_critic else None)
         self._step_files = StepFiles(settings)
-        shared = self._state, retry, health, mend, check
+        shared = self._state, retries, health, mend, check
         build = partial(Validations, settings, lambda questions: Validation(settings, streams, questions, *shared))
         self._validations = build(train.rows, validation.rows, self._record_validation, self._events)
         self._validation_probe = ValidationProbe(settings, validation.rows, self._state) if trainer.probe.freq else None
@@ -139,7 +139,7 @@ class TrainingLoop:
         return self._settings.trainer.total_training_steps
 
     def _train(self) -> None:
-        policy = self._begin()
+        policy = self._start_run()
         while self._version < self._total:
             policy = self._take_step(policy)
             self._poll()
@@ -149,18 +149,18 @@ class TrainingLoop:
         self._state.set(Phase.DONE, f"{self._total} steps", self._total, self._total)
         get_logger().info("trainer_done", step=self._version)
 
-    def _begin(self) -> Policy:
+    def _start_run(self) -> Policy:
         """Take over the run, go on from its newest checkpoint, and publish the policy that it begins with."""
         self._state.set(Phase.STARTING, "taking over the run")
         self._writer.await_space(self._publication.has_begun)
-        self._retry(self._streams.create_groups)
+        self._retries.redis(self._streams.create_groups)
         start = self._writer.take_over(self._publication.find_highest_epoch())
         self._rollbacks = Rollbacks(self._settings.run.folder, self._settings.trainer.guards.max_rollbacks)  # now final
         with self._hold():
             self._resume(start)
             policy = self._publication.publish(self._version)
         self._writer.acknowledge(self._batcher, self._version)
-        held = self._batcher.start(max(self._version, self._replay_until), start.replayed, self._rollbacks.places)
+        held = self._batcher.start(max(self._version, self._replay_until), start.replayed, self._rollbacks.slots)
         epoch = self._streams.epoch
         get_logger().info("trainer_started", step=self._version, total=self._total, epoch=epoch, groups_held=held)
         kind = EventKind.START if start.checkpoint is None else EventKind.RESUME
@@ -218,7 +218,7 @@ class TrainingLoop:
 
     def _receive(self, step: int, clock: Stopwatch) -> Batch:
         """Wait for the groups of a step, or read those of one that was acknowledged before a checkpoint was damaged."""
-        self._retry(self._streams.offer_payloads)  # Redis may have lost it
+        self._retries.redis(self._streams.offer_payloads)  # Redis may have lost it
         self._feeder.issue_up_to_bound(self._publication.announced)
         with clock("wait", traced=False):
             if step <= self._replay_until:
@@ -260,61 +260,61 @@ class TrainingLoop:
         step, trips = batch.number, self._guards.check(metrics, len(batch.groups))
         metrics["guards"] = [trip.guard for trip in trips]
         if trips:
-            self._retry(self._streams.check_epoch)  # what a superseded trainer computes is not the run's
+            self._retries.redis(self._streams.check_epoch)  # what a superseded trainer computes is not the run's
         for trip in trips:
             self._events.append(EventKind.GUARD, f"{trip.guard} ({trip.action}): {trip.reason}", step)
             get_logger().warning("guard_tripped", step=step, guard=trip.guard, action=trip.action, reason=trip.reason)
         if trips and trips[0].action != "warn":
-            self._settle_policy(wait=True)
-            self._writer.settle(self._batcher, wait=True)
+            self._note_announced(self._publication.wait())
+            self._writer.wait(self._batcher)
             self._journal.record_untaken(self._journal.build(step, metrics, clock.seconds, time.perf_counter() - began))
             if trips[0].action == "stop":
                 raise make_stop_error(step, trips[0])
-            raise self._retry.disk(partial(self._rollbacks.roll_back, step, trips[0], batch.reserved))
+            raise self._retries.disk(partial(self._rollbacks.roll_back, step, trips[0], batch.reserved))
 
     def _publish(self, is_needed: bool) -> Policy:
         """Publish the policy beside the next step, or at once where it is needed before; returns what is known of it.
 
         Refused where a later trainer works: nothing that follows is done then.
         """
-        self._settle_policy(wait=True)
+        self._note_announced(self._publication.wait())
         trainer = self._settings.trainer
         # What probes sample must be announced before the step that probes.
         has_probes = trainer.probe.freq or trainer.algorithm.probe_penalty.coef
         may_overlap = trainer.max_staleness > 0 and not has_probes and not is_needed
         return (self._publication.begin if may_overlap else self._publication.publish)(self._version)
 
-    def _settle_policy(self, wait: bool) -> None:
+    def _note_announced(self, policy: Policy | None) -> None:
         """Issue what may be issued once the policy that was begun last is announced, and report its step."""
-        if policy := self._publication.settle(wait):
+        if policy is not None:
             self._feeder.issue_up_to_bound(policy.version)
             self._journal.report_held(policy)
 
     def _save(self, line: dict[str, Any], wait: bool) -> None:
         """Begin a checkpoint; with `wait`, return once it is durable and its groups are acknowledged."""
-        self._settle_policy(wait=True)
+        self._note_announced(self._publication.wait())
         self._writer.begin(self._version, line, self._batcher, wait)
 
     def _poll(self) -> None:
         """Take note of what went on beside the training."""
-        self._settle_policy(wait=False)
+        self._note_announced(self._publication.poll())
         self._validations.poll()
-        self._writer.settle(self._batcher, wait=False)
+        self._writer.poll(self._batcher)
 
     def _poll_in_wait(self) -> None:
         """`_poll`, and make room on a stream that got full before the batch was complete: nothing else would."""
         self._poll()
         self._publication.check_refusals()
         if self._writer.has_pending and self._is_stream_full():
-            self._settle_policy(wait=True)
-            self._writer.settle(self._batcher, wait=True)
+            self._note_announced(self._publication.wait())
+            self._writer.wait(self._batcher)
             if self._writer.has_pending:
                 self._save(self._journal.last, wait=True)
 
     def _is_stream_full(self) -> bool:
         """Whether trained groups must leave the stream now: at its limit the rollout service pauses."""
-        limit = self._retry(self._streams.read_byte_limit)
-        return 0 < limit <= self._retry(lambda: self._streams.measure_bytes(self._streams.trajectories))
+        limit = self._retries.redis(self._streams.read_byte_limit)
+        return 0 < limit <= self._retries.redis(lambda: self._streams.measure_bytes(self._streams.trajectories))
 
     def _validate(self, policy: Policy) -> None:
         """Begin the validations of a policy, and probe it, if the schedules say so."""
@@ -327,5 +327,5 @@ class TrainingLoop:
         self._writer.mark_best(self._validations.scores())
 
     def _write_record(self, step: int, dropped: Sequence[str], record: StepRecord) -> None:
-        self._retry(self._streams.check_epoch)  # the files are those of the latest trainer
-        self._retry.disk(partial(self._step_files.write, step, dropped, record))
+        self._retries.redis(self._streams.check_epoch)  # the files are those of the latest trainer
+        self._retries.disk(partial(self._step_files.write, step, dropped, record))

@@ -14,13 +14,13 @@ from forage_queue.streams.payloads import Payloads
 from forage_queue.trainer.batcher import BatchTimeoutError, StaleGroupsError
 from forage_queue.trainer.decoder import GroupDecoder
 from forage_queue.trainer.feeder import report_questions
-from forage_queue.trainer.shifts import ShiftError, Shifts
+from forage_queue.trainer.gpu_lease import GpuLease, GpuLeaseError
 from forage_records.events import EventKind, EventLog
 from forage_records.questions import Questions
 from forage_runtime.errors import CollectiveTimeoutError, DiskFullError, FencedError, ForageError
 from forage_runtime.files.template_values import keep_template_date
 from forage_runtime.problems import require_all
-from forage_runtime.retries import CALL_TIMEOUT_S, RedisRetry
+from forage_runtime.retries import CALL_TIMEOUT_S, Retries
 from forage_runtime.security.audit import record_act
 from forage_runtime.security.health_gate import HealthGate
 from forage_runtime.settings import Settings
@@ -37,7 +37,7 @@ from forage_weights.announcement import CANARY_ROWS
 if TYPE_CHECKING:
     from forage_trainer.loop import TrainingLoop
 
-_GIVEN_UP = (FencedError, BatchTimeoutError, CollectiveTimeoutError, StaleGroupsError, DiskFullError, ShiftError)
+_GIVEN_UP = (FencedError, BatchTimeoutError, CollectiveTimeoutError, StaleGroupsError, DiskFullError, GpuLeaseError)
 EXIT_FAILED, EXIT_ROLLED_BACK, EXIT_STOPPED = 1, 3, 143
 
 
@@ -107,36 +107,37 @@ def _train(
     from forage_trainer.engine.policy_worker import PolicyWorker
     from forage_trainer.loop import TrainingLoop
 
-    retry = RedisRetry(stop, health)
-    decoder = GroupDecoder(retry.disk)
+    retries = Retries(stop, health)
+    retry = retries.redis
+    decoder = GroupDecoder(retries.disk)
     history = open_history(settings.run, "trainer")
     streams = StreamClient(settings.redis, settings.run.id, CALL_TIMEOUT_S, history, Payloads(settings), decoder)
     retry(lambda: require_durability(streams, settings.redis))
     EnvironmentCheck(settings, streams, (train, validation), retry, stop)()
     retry(streams.require_payloads)
-    trainer, shifts = settings.trainer, None
+    trainer, lease = settings.trainer, None
     if trainer.placement == "colocated":
-        shifts = Shifts(streams, retry, stop, trainer.batch_timeout_s)
+        lease = GpuLease(streams, retry, stop, trainer.batch_timeout_s)
     try:
-        if shifts is not None:
+        if lease is not None:
             require_resumable(settings, streams, retry, int(os.environ.get("WORLD_SIZE", "1")))
             health.wait_for("start", "waiting for engines to free the GPUs")
             retry(streams.acquire_epoch)  # only the latest trainer may put engines to sleep
-            shifts.take()
+            lease.acquire()
         health.wait_for("start", "building the engine")
         worker = PolicyWorker(settings)
         decoder.folder = worker.columns
         if decoder.folder is not None:
             decoder.folder.read_epoch = lambda: streams.epoch
         try:
-            loop = TrainingLoop(settings, streams, worker, train, validation, pad_id, stop, health, shifts, openings)
+            loop = TrainingLoop(settings, streams, worker, train, validation, pad_id, stop, health, lease, openings)
             with _record_end(settings, loop):
                 loop.run()
         finally:
             worker.close()
     finally:
-        if shifts is not None:
-            shifts.close()
+        if lease is not None:
+            lease.close()
 
 
 @contextmanager

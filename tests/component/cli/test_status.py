@@ -16,12 +16,12 @@ import pytest
 from typer.testing import CliRunner
 from waiting import WAIT_S, wait_until
 
-from forage_cli.local import inspection, watch
+from forage_cli.local import inspection, run_watch
 from forage_cli.local.family import RunProcess, fetch_stacks, list_processes
 from forage_cli.local.inspection import ask_program, inspect_run
 from forage_cli.local.processes import Service
+from forage_cli.local.run_watch import Watch
 from forage_cli.local.stack import RECORD, STACKS, Program, Stack
-from forage_cli.local.watch import Watch
 from forage_cli.main import app
 from forage_runtime.clients import health
 from forage_runtime.clients.health import ServiceHealth, ask_service, list_health_urls, open_client
@@ -98,7 +98,7 @@ def run_status(settings: Settings, *options: str) -> tuple[str, int]:
 
 
 def limit_answers(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    for module in (health, inspection, watch):
+    for module in (health, inspection, run_watch):
         monkeypatch.setattr(module, "ANSWER_S", seconds)
 
 

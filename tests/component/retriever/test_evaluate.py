@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from forage_retriever.command import bench, evaluate
-from forage_retriever.command.questions import Question, read_questions
+from forage_retriever.command.questions import GoldQuestion, read_questions
 from forage_retriever.encoders.encoder import Encoder
 from forage_retriever.index.build import build_index
 from forage_retriever.index.recipe import Recipe
@@ -32,12 +32,12 @@ SWEPT = ("SQ4", "IVF2,SQ4", "HNSW4")
     ],
 )
 def test_metrics_of_one_question(gold: list[str], ids: list[str], want: dict[str, float | None]) -> None:
-    metrics = evaluate.compute_metrics([Question("?", frozenset(gold), "")], [ids])
+    metrics = evaluate.compute_metrics([GoldQuestion("?", frozenset(gold), "")], [ids])
     assert {name: metrics[name] for name in want} == want
 
 
 def test_metrics_are_means_and_all_at_k_counts_only_questions_with_several_gold_passages() -> None:
-    questions = [Question("?", frozenset(gold), "") for gold in ("a", "ab", "ab", "ab")]
+    questions = [GoldQuestion("?", frozenset(gold), "") for gold in ("a", "ab", "ab", "ab")]
     metrics = evaluate.compute_metrics(questions, [["x"], ["a", "b"], ["a"], ["x", "y", "z", "b"]])
     assert metrics["hit@10"] == 3 / 4
     assert metrics["recall@10"] == (0 + 1 + 0.5 + 0.5) / 4
@@ -71,7 +71,7 @@ def test_questions_are_read_from_gzip(tmp_path: Path) -> None:
     file = tmp_path / "questions.jsonl.gz"
     with gzip.open(file, "wt") as out:
         out.write('{"question": "who?", "gold_ids": [7, "a"], "source": "nq"}\n\n')
-    assert read_questions(file) == [Question("who?", frozenset({"7", "a"}), "nq")]
+    assert read_questions(file) == [GoldQuestion("who?", frozenset({"7", "a"}), "nq")]
     file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(DataError, match="cannot be read"):
         read_questions(file)

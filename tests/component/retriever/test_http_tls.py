@@ -28,7 +28,7 @@ from forage_runtime.security.http import server
 from forage_runtime.security.http.server import make_protocol
 from forage_runtime.security.refusals import Refusal
 from forage_runtime.security.tls import make_client_context
-from forage_runtime.security.tokens import TokenFile
+from forage_runtime.security.token_file import TokenFile
 from forage_runtime.settings import Settings, TlsSettings
 from forage_runtime.telemetry.health import Health
 

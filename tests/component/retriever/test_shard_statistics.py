@@ -228,7 +228,10 @@ def test_an_interrupted_count_is_the_same_in_bounded_memory(tmp_path: Path, monk
 def test_padding_makes_the_mean_length_of_a_shard_that_of_the_corpus(
     tmp_path: Path, words: tuple[int, int], passages: int
 ) -> None:
-    parts = [corpus_statistics.Part(passages, words), corpus_statistics.Part(3_000_001, (9_000_017, 300_000_123))]
+    parts = [
+        corpus_statistics.PassageBlock(passages, words),
+        corpus_statistics.PassageBlock(3_000_001, (9_000_017, 300_000_123)),
+    ]
     counts = {"digest": "", "parts": [part._asdict() for part in parts]}
     (tmp_path / "counts.json").write_text(json.dumps(counts))
     for field in corpus_statistics.FIELDS:

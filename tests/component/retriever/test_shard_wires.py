@@ -22,7 +22,7 @@ from forage_retriever.serve.shard import Shard, ShardUnavailableError
 from forage_retriever.serve.urgency import Urgency
 from forage_retriever.serve.waiting import SearchOptions
 from forage_runtime.security.channels import open_channel
-from forage_runtime.security.tokens import TokenFile
+from forage_runtime.security.token_file import TokenFile
 from forage_runtime.settings import RetrieverSettings, Settings, TlsSettings
 from forage_runtime.telemetry.health import Health
 

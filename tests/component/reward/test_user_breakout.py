@@ -20,7 +20,7 @@ from forage_proto.v1 import trajectory_pb2
 from forage_reward.isolation.user_code import ContractError, check_score
 from forage_reward.score import Component, sum_components
 from forage_runtime.errors import SettingsError
-from forage_sandbox import support, watch
+from forage_sandbox import child_watch, support
 from forage_sandbox.support import Support, find_support
 
 OK, INTERNAL, TIMEOUT = trajectory_pb2.STATUS_OK, trajectory_pb2.STATUS_INTERNAL, trajectory_pb2.STATUS_TIMEOUT
@@ -124,7 +124,7 @@ def test_a_call_without_end_is_a_timeout(hurried: Score, order: str, capfd: pyte
 def test_a_thread_that_works_unasked_ends_its_process(
     code: Path, targets: Targets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forage_sandbox.watch.IDLE_CPU_S", 0.5)
+    monkeypatch.setattr("forage_sandbox.child_watch.IDLE_CPU_S", 0.5)
     user, score = open_scorer(code, targets, "require")
     (child,) = user._pools[0]._children
     assert score("hide").status == OK
@@ -138,13 +138,13 @@ def test_a_thread_that_works_unasked_ends_its_process(
 def test_no_name_of_a_process_hides_it_or_others_from_the_watch(
     code: Path, targets: Targets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks, look = [], watch.Watched.look
+    looks, look = [], child_watch.Watched.look
 
-    def count(watched: watch.Watched) -> None:
+    def count(watched: child_watch.Watched) -> None:
         look(watched)
         looks.append(watched)
 
-    monkeypatch.setattr(watch.Watched, "look", count)
+    monkeypatch.setattr(child_watch.Watched, "look", count)
     user, score = open_scorer(code, targets, "require")
     assert score("name").status == OK
     watched = user._pools[0]._children[0]._watched

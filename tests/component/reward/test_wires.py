@@ -27,7 +27,7 @@ from forage_runtime.clients.reward import RewardClient
 from forage_runtime.errors import SettingsError, UnavailableError
 from forage_runtime.security import byte_budget, channels, refusals
 from forage_runtime.security.channels import open_channel
-from forage_runtime.security.tokens import authorization_metadata
+from forage_runtime.security.token_file import authorization_metadata
 from forage_runtime.settings import RolloutSettings, TlsSettings
 
 __all__ = ["few_attempts"]

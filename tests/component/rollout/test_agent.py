@@ -19,7 +19,7 @@ from forage_proto.v1.trajectory_pb2 import ChatMessage, Prompt, Purpose, Samplin
 from forage_rollout.environments import Action, Episode, Observation
 from forage_rollout.environments.search import Search
 from forage_rollout.links.pool import EnginePool
-from forage_rollout.loop.generation import Generation, RenderedPrompt, Request, build_request, rank_generation
+from forage_rollout.loop.generation import Generation, GenerationRequest, RenderedPrompt, build_request, rank_generation
 from forage_runtime.errors import UnavailableError
 from forage_runtime.settings.rollout import WeightSettings
 from forage_runtime.telemetry.waits import list_waits
@@ -312,7 +312,7 @@ async def test_the_time_limit_of_a_prompt_holds_while_no_engine_is_up(
 class UpdatedEngine(ScriptedEngine):
     """Serves another policy from its second generation on."""
 
-    async def generate(self, asked: Request) -> Generation:
+    async def generate(self, asked: GenerationRequest) -> Generation:
         whole = await super().generate(asked)
         return replace(whole, versions=[(min(2, len(self.asked)), 1, 0, len(whole.token_ids))])
 

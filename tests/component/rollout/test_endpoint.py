@@ -16,7 +16,7 @@ from rollout_backend import OneDocumentRetriever, OnePointReward
 from forage_proto.v1.trajectory_pb2 import Policy, Prompt, Purpose, Sampling, Status, Trajectory
 from forage_rollout.agent import Agent
 from forage_rollout.engine.endpoint_engine import EndpointEngine, check_endpoint
-from forage_rollout.loop.generation import Request
+from forage_rollout.loop.generation import GenerationRequest
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_runtime.clients.calls import MalformedReplyError, RefusedError
 from forage_runtime.errors import SettingsError
@@ -27,7 +27,7 @@ MODEL_FOLDER = Path(__file__).resolve().parents[3] / "models" / "tiny-policy"
 CODEC = FileTokenizer(MODEL_FOLDER)
 LINES = ("<think> hm </think>\n<search> who </search>", "<think> so </think>\n<answer> me </answer>")
 STOPS = ("</search>", "</answer>")
-ASKED = Request(CODEC.encode("Who?"), 32, 0.5, 0.9, -1, 7, STOPS)
+ASKED = GenerationRequest(CODEC.encode("Who?"), 32, 0.5, 0.9, -1, 7, STOPS)
 
 
 def build_settings(url: str, **engine: Any) -> Settings:
@@ -224,6 +224,6 @@ async def test_an_unreachable_endpoint_is_reported_with_its_setting(monkeypatch:
 async def test_the_text_dialect_refuses_top_k_and_min_tokens() -> None:
     async with serve_lines(vllm=False) as (_, engine):
         with pytest.raises(RefusedError, match=r"top_k is 5: .* supports temperature and top_p only"):
-            await engine.generate(Request([1], 8, 1.0, 1.0, 5, None))
+            await engine.generate(GenerationRequest([1], 8, 1.0, 1.0, 5, None))
         with pytest.raises(RefusedError, match="min_tokens is 2"):
-            await engine.generate(Request([1], 8, 1.0, 1.0, -1, None, min_tokens=2))
+            await engine.generate(GenerationRequest([1], 8, 1.0, 1.0, -1, None, min_tokens=2))

@@ -25,7 +25,7 @@ from waiting import wait_until_async
 from forage_proto.v1.trajectory_pb2 import Policy, PolicyFile, PolicyPart
 from forage_queue.rollout.concurrency import EngineLoad, GroupLimit
 from forage_rollout.engine.vllm_engine import VllmEngine
-from forage_rollout.loop.generation import Generation, Request
+from forage_rollout.loop.generation import Generation, GenerationRequest
 from forage_rollout.metrics import to_counts
 from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_runtime.settings.rollout import WeightSettings
@@ -111,8 +111,8 @@ def draw_contexts(count: int, length: int) -> list[list[int]]:
     return [[source.randrange(20, 250) for _ in range(length + 9 * i)] for i in range(count)]
 
 
-def ask(context: list[int], seed: int | None = 1, tokens: int = 40, temperature: float = 1.0) -> Request:
-    return Request(context, tokens, temperature, 1.0, -1, seed)
+def ask(context: list[int], seed: int | None = 1, tokens: int = 40, temperature: float = 1.0) -> GenerationRequest:
+    return GenerationRequest(context, tokens, temperature, 1.0, -1, seed)
 
 
 async def check_serves(parts: Parts, name: str) -> None:
@@ -272,7 +272,7 @@ async def test_an_urgent_generation_overtakes_those_that_wait(parts: Parts) -> N
     requests = [dataclasses.replace(ask(context, seed, tokens=60), priority=9) for seed in range(2 * SLOTS)]
     ended: list[int] = []
 
-    async def generate(request: Request) -> None:
+    async def generate(request: GenerationRequest) -> None:
         await parts.engine.generate(request)
         ended.append(request.priority)
 

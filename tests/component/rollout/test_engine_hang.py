@@ -16,7 +16,7 @@ from waiting import wait_until_async
 
 from forage_proto.v1.trajectory_pb2 import Policy
 from forage_rollout.engine.vllm_engine import VllmEngine
-from forage_rollout.loop.generation import Request
+from forage_rollout.loop.generation import GenerationRequest
 from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_weights.rollout.policy import EngineHangsError, EngineLostError, NotServingError
 
@@ -33,7 +33,7 @@ async def test_a_hanging_engine_is_detected_and_its_requests_fail(
     digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     await engine.load_policy(Policy(version=1, epoch=1, uri=str(folder), digest=digest))
     await engine.probe()
-    running = asyncio.create_task(engine.generate(Request(list(range(20, 70)), 600, 1.0, 1.0, -1, 1)))
+    running = asyncio.create_task(engine.generate(GenerationRequest(list(range(20, 70)), 600, 1.0, 1.0, -1, 1)))
     await wait_until_async(lambda: engine.counts.requests_running)
     await engine.probe()
     assert not engine.stands_still
@@ -50,6 +50,6 @@ async def test_a_hanging_engine_is_detected_and_its_requests_fail(
     with pytest.raises(EngineLostError):
         await running
     with pytest.raises(NotServingError, match="has died"):
-        await engine.generate(Request([20, 21], 40, 1.0, 1.0, -1, 1))
+        await engine.generate(GenerationRequest([20, 21], 40, 1.0, 1.0, -1, 1))
     with pytest.raises(EngineDeadError):
         await engine.check_health()

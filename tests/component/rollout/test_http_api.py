@@ -22,7 +22,7 @@ from forage_rollout.engine.sampling_parameters import RefusedSamplingError, find
 from forage_rollout.engine.stops import StopTexts
 from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.http_api import MAX_BODY_BYTES, make_app
-from forage_runtime.security.tokens import TokenFile
+from forage_runtime.security.token_file import TokenFile
 from forage_runtime.settings import EngineSettings, RolloutSettings, Settings
 from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.health import Health

@@ -17,36 +17,35 @@ from waiting import wait_until_async as wait_until
 from forage_proto.v1.trajectory_pb2 import TemplateValues
 from forage_rollout.links import link as link_module
 from forage_rollout.links import pool as pool_module
-from forage_rollout.links.connection import FrameConnection
-from forage_rollout.links.failures import EngineError, LinkLostError
+from forage_rollout.links.connection import EngineError, FrameConnection, LinkLostError
 from forage_rollout.links.frames import VERSION, Kind, pack_frame, pack_request
-from forage_rollout.links.link import Door, EngineLink
+from forage_rollout.links.link import EngineAddress, EngineLink
 from forage_rollout.links.pool import MAX_LOSSES, EnginePool
 from forage_rollout.links.server import WIRE
-from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
+from forage_rollout.loop.generation import Generation, GenerationRequest, RenderedPrompt
 from forage_runtime.clients.calls import MalformedReplyError, RefusedError
 from forage_runtime.errors import UnavailableError
 from forage_runtime.security.refusals import REFUSED
 from forage_runtime.text.chat_template import Chat
 from forage_weights.rollout.policy import EngineLostError, NotServingError
 
-ASKED = Request([1, 2, 3], 4, 0.5, 0.9, 7, 11, ("</x>",), 2, "group", 5)
+ASKED = GenerationRequest([1, 2, 3], 4, 0.5, 0.9, 7, 11, ("</x>",), 2, "group", 5)
 
 
-def ask(number: int, affinity: str = "group") -> Request:
-    return Request([number, number + 1], 3, 1.0, 1.0, -1, number, affinity=affinity)
+def ask(number: int, affinity: str = "group") -> GenerationRequest:
+    return GenerationRequest([number, number + 1], 3, 1.0, 1.0, -1, number, affinity=affinity)
 
 
-def make_pool(*doors: Door, releases: bool = False) -> EnginePool:
+def make_pool(*addresses: EngineAddress, releases: bool = False) -> EnginePool:
     pool = EnginePool(releases)
-    pool.set_replicas({f"replica-{number}": door for number, door in enumerate(doors)})
+    pool.set_replicas({f"replica-{number}": address for number, address in enumerate(addresses)})
     return pool
 
 
 async def test_generations_chats_and_releases_reach_the_engine() -> None:
     engine = SamplingEngine()
-    async with serve(engine) as (_, door):
-        pool = make_pool(door, releases=True)
+    async with serve(engine) as (_, address):
+        pool = make_pool(address, releases=True)
         done = await asyncio.gather(*(pool.generate(ask(number)) for number in range(50)))
         assert [one.token_ids for one in done] == [sample(ask(number)) for number in range(50)]
         assert done[0].versions == [(1, 2, 0, 3)]
@@ -66,8 +65,8 @@ def test_links_work_in_the_event_loop_of_ray() -> None:
 
 @pytest.mark.parametrize("error", [RefusedError("too long"), UnavailableError("busy"), MalformedReplyError("no JSON")])
 async def test_errors_keep_their_type(error: Exception) -> None:
-    async with serve(SamplingEngine(fails=error)) as (_, door):
-        pool = make_pool(door)
+    async with serve(SamplingEngine(fails=error)) as (_, address):
+        pool = make_pool(address)
         with pytest.raises(type(error), match=str(error)):
             await pool.generate(ASKED)
         with pytest.raises(ValueError, match="no such role"):
@@ -77,8 +76,8 @@ async def test_errors_keep_their_type(error: Exception) -> None:
 
 async def test_a_bug_of_the_engine_is_an_error_and_no_reason_to_try_elsewhere() -> None:
     engine = SamplingEngine(fails=KeyError("bug"))
-    async with serve(engine) as (_, door):
-        pool = make_pool(door)
+    async with serve(engine) as (_, address):
+        pool = make_pool(address)
         with pytest.raises(EngineError, match="KeyError: 'bug'"):
             await pool.generate(ASKED)
         assert len(engine.asked) == 1
@@ -90,11 +89,11 @@ async def test_a_generation_or_chat_that_no_frame_can_hold_is_an_error_of_the_en
         async def render_chat(self, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
             return RenderedPrompt([-1])
 
-        async def generate(self, request: Request) -> Generation:
+        async def generate(self, request: GenerationRequest) -> Generation:
             return Generation([-1], [-0.5], False, [(1, 2, 0, 1)])
 
-    async with serve(NegativeEngine()) as (_, door), asyncio.timeout(WAIT_S):
-        pool = make_pool(door)
+    async with serve(NegativeEngine()) as (_, address), asyncio.timeout(WAIT_S):
+        pool = make_pool(address)
         with pytest.raises(EngineError, match="OverflowError"):
             await pool.generate(ASKED)
         with pytest.raises(EngineError, match="OverflowError"):
@@ -106,7 +105,7 @@ async def test_the_first_requests_have_the_choice_among_all_replicas(monkeypatch
     monkeypatch.setattr(pool_module, "_FIRST_S", WAIT_S)
     engines = [SamplingEngine(), SamplingEngine()]
     async with serve(engines[0]) as (_, one), serve(engines[1]) as (_, other):
-        pool = make_pool(one, other, Door("127.0.0.1:1", KEY))
+        pool = make_pool(one, other, EngineAddress("127.0.0.1:1", KEY))
         await pool.wait_for_links()
         await asyncio.gather(*(pool.generate(ask(number, f"group {number}")) for number in range(20)))
         assert all(engine.asked for engine in engines)
@@ -117,8 +116,8 @@ async def test_an_agent_that_has_all_its_replies_knows_of_no_load() -> None:
     """They ended in one turn of the engine's event loop, as those of a batch do."""
     engine = SamplingEngine()
     engine.gate.clear()
-    async with serve(engine) as (server, door):
-        link = await EngineLink.connect(door)
+    async with serve(engine) as (server, address):
+        link = await EngineLink.connect(address)
         running = asyncio.gather(*(link.generate(ask(number)) for number in range(30)))
         await wait_until(lambda: len(engine.asked) == 30)
         engine.gate.set()
@@ -129,9 +128,9 @@ async def test_an_agent_that_has_all_its_replies_knows_of_no_load() -> None:
 
 async def test_an_agent_without_the_key_is_turned_away_and_counted() -> None:
     before = REFUSED.labels(WIRE, "wrong_token")._value.get()
-    async with serve(SamplingEngine()) as (server, door):
+    async with serve(SamplingEngine()) as (server, address):
         with pytest.raises(LinkLostError):
-            await EngineLink.connect(Door(door.address, b"w" * 32))
+            await EngineLink.connect(EngineAddress(address.host_port, b"w" * 32))
         assert not server.agents
     assert REFUSED.labels(WIRE, "wrong_token")._value.get() == before + 1
 
@@ -149,7 +148,7 @@ async def test_an_engine_without_the_key_gets_no_request() -> None:
 
     listener = await asyncio.get_running_loop().create_server(Impostor, "127.0.0.1", 0)
     with pytest.raises(LinkLostError):
-        await EngineLink.connect(Door(f"127.0.0.1:{listener.sockets[0].getsockname()[1]}", KEY))
+        await EngineLink.connect(EngineAddress(f"127.0.0.1:{listener.sockets[0].getsockname()[1]}", KEY))
     listener.close()
 
 
@@ -164,8 +163,8 @@ async def test_an_engine_without_the_key_gets_no_request() -> None:
 )
 async def test_strangers_are_cut_off_and_never_reach_the_engine(sent: bytes) -> None:
     engine = SamplingEngine()
-    async with serve(engine) as (server, door):
-        host, _, port = door.address.rpartition(":")
+    async with serve(engine) as (server, address):
+        host, _, port = address.host_port.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(sent)
         async with asyncio.timeout(WAIT_S):
@@ -179,8 +178,8 @@ async def test_strangers_are_cut_off_and_never_reach_the_engine(sent: bytes) -> 
 async def test_a_request_that_is_given_up_is_not_sampled_on() -> None:
     engine = SamplingEngine()
     engine.gate.clear()
-    async with serve(engine) as (server, door):
-        pool = make_pool(door)
+    async with serve(engine) as (server, address):
+        pool = make_pool(address)
         running = asyncio.create_task(pool.generate(ASKED))
         await wait_until(lambda: len(engine.asked) == 1)
         running.cancel()
@@ -192,8 +191,8 @@ async def test_a_request_that_is_given_up_is_not_sampled_on() -> None:
 async def test_what_an_agent_that_is_gone_has_asked_is_not_sampled_on() -> None:
     engine = SamplingEngine()
     engine.gate.clear()
-    async with serve(engine) as (server, door):
-        link = await EngineLink.connect(door)
+    async with serve(engine) as (server, address):
+        link = await EngineLink.connect(address)
         waiting = asyncio.create_task(link.generate(ASKED))
         await wait_until(lambda: server.in_progress == 1)
         link.abort()
@@ -206,11 +205,11 @@ async def test_what_an_agent_that_is_gone_has_asked_is_not_sampled_on() -> None:
 async def test_a_replica_that_leaves_ends_its_generations_and_gets_no_more() -> None:
     leaving, staying = SamplingEngine(), SamplingEngine()
     leaving.gate.clear()
-    async with serve(leaving) as (server, door), serve(staying) as (_, other):
-        pool = make_pool(door)
+    async with serve(leaving) as (server, address), serve(staying) as (_, other):
+        pool = make_pool(address)
         running = [asyncio.create_task(pool.generate(ask(number))) for number in range(20)]
         await wait_until(lambda: len(leaving.asked) == 20)
-        pool.set_replicas({"replica-0": door, "replica-1": other})
+        pool.set_replicas({"replica-0": address, "replica-1": other})
         await wait_until(lambda: pool.counts.engine_links == 2)
         end = asyncio.create_task(server.leave(WAIT_S))
         await wait_until(lambda: pool.counts.engine_links == 1)
@@ -228,8 +227,8 @@ async def test_a_replica_that_leaves_ends_its_generations_and_gets_no_more() -> 
 async def test_a_replica_that_serve_no_longer_lists_may_answer_what_it_was_asked() -> None:
     first, second = SamplingEngine(), SamplingEngine()
     first.gate.clear()
-    async with serve(first) as (server, door), serve(second) as (_, other):
-        pool = make_pool(door)
+    async with serve(first) as (server, address), serve(second) as (_, other):
+        pool = make_pool(address)
         running = [asyncio.create_task(pool.generate(ask(number))) for number in range(5)]
         await wait_until(lambda: server.in_progress == 5)
         pool.set_replicas({"other": other})
@@ -348,8 +347,8 @@ async def test_a_generation_waits_for_a_replica_to_come() -> None:
     pool = EnginePool(releases=False)
     waiting = asyncio.create_task(pool.generate(ASKED))
     await asyncio.sleep(0)
-    async with serve(SamplingEngine()) as (_, door):
-        pool.set_replicas({"one": door})
+    async with serve(SamplingEngine()) as (_, address):
+        pool.set_replicas({"one": address})
         assert (await waiting).token_ids == sample(ASKED)
         await pool.close()
 
@@ -381,9 +380,9 @@ def test_every_generation_ends_once_wherever_connections_break(
     async def run() -> None:
         engines = [SamplingEngine(delay_s=0.001), SamplingEngine(delay_s=0.001)]
         async with serve(engines[0]) as (_, first), serve(engines[1]) as (_, second):
-            wires = [CuttingWire(first.address, one), CuttingWire(second.address, other)]
+            wires = [CuttingWire(first.host_port, one), CuttingWire(second.host_port, other)]
             async with wires[0].open() as left, wires[1].open() as right:
-                pool = make_pool(Door(left, KEY), Door(right, KEY))
+                pool = make_pool(EngineAddress(left, KEY), EngineAddress(right, KEY))
                 asked = [ask(number, f"group-{number % 3}") for number in range(12)]
                 async with asyncio.timeout(WAIT_S):
                     done = await asyncio.gather(*map(pool.generate, asked))

@@ -24,7 +24,7 @@ from forage_runtime.addresses import listen
 from forage_runtime.security.http.guard import RequestGuard
 from forage_runtime.security.http.server import make_protocol
 from forage_runtime.security.tls import make_client_context
-from forage_runtime.security.tokens import TokenFile
+from forage_runtime.security.token_file import TokenFile
 from forage_runtime.settings import Settings, TlsSettings
 
 OFF = TlsSettings()

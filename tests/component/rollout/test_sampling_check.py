@@ -10,7 +10,7 @@ from forage_proto.v1.trajectory_pb2 import Sampling
 from forage_rollout.engine.sampling_check import check_before_start, check_sampling
 from forage_rollout.engine.sampling_parameters import RefusedSamplingError, build_parameters, find_refusal
 from forage_rollout.engine.stops import StopTexts
-from forage_rollout.loop.generation import Request
+from forage_rollout.loop.generation import GenerationRequest
 from forage_runtime.errors import SettingsError
 from forage_runtime.settings import Settings, load_settings
 
@@ -85,7 +85,7 @@ def test_the_service_asks_before_it_starts() -> None:
 )
 def test_a_request_that_vllm_refuses_names_the_parameter(values: dict[str, Any], parameter: str) -> None:
     with pytest.raises(RefusedSamplingError) as caught:
-        build_parameters(Request(**({"max_tokens": 4} | SAMPLED | values)), StopTexts({}))
+        build_parameters(GenerationRequest(**({"max_tokens": 4} | SAMPLED | values)), StopTexts({}))
     assert caught.value.parameter == parameter
     assert parameter in str(caught.value)
 

@@ -32,7 +32,7 @@ from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.grpc_api import RolloutApi, make_server
 from forage_runtime.clients.rollout import RolloutClient
 from forage_runtime.errors import SettingsError, UnavailableError
-from forage_runtime.security.tokens import TokenFile, authorization_metadata
+from forage_runtime.security.token_file import TokenFile, authorization_metadata
 from forage_runtime.settings import EngineSettings, RolloutSettings, Settings, TlsSettings
 from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.health import Health

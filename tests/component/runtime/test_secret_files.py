@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from forage_runtime.errors import SettingsError
 from forage_runtime.security.tls import make_grpc_server_credentials, make_server_context
-from forage_runtime.security.tokens import TokenFile
+from forage_runtime.security.token_file import TokenFile
 from forage_runtime.settings import TlsSettings
 
 
@@ -66,7 +66,7 @@ def test_tokens_in_a_folder_that_may_not_be_entered_are_a_sentence(tmp_path: Pat
     closed.chmod(0)
     code = (
         "import os, sys; from pathlib import Path; from forage_runtime.errors import SettingsError\n"
-        "from forage_runtime.security.tokens import TokenFile\n"
+        "from forage_runtime.security.token_file import TokenFile\n"
         "os.seteuid(65534)\n"
         f"try: TokenFile(Path({str(closed / 'tokens')!r}), 'reward.auth_token_file')\n"
         "except SettingsError as error: print(error)\n"

@@ -44,11 +44,11 @@ from forage_queue.streams.history import open_history
 from forage_queue.streams.payloads import FOLDER, Payloads
 from forage_queue.trainer.batcher import LOST, Batcher, BatchTimeoutError, ConsumedStep, UnackedSteps
 from forage_queue.trainer.feeder import Batches, Feeder
-from forage_queue.trainer.places import PlacesOfSteps
 from forage_queue.trainer.replay_groups import ReplayGroups
+from forage_queue.trainer.slots import SlotsOfSteps
 from forage_records.questions import Question
 from forage_runtime.errors import FencedError
-from forage_runtime.retries import RedisRetry
+from forage_runtime.retries import Retries
 from forage_runtime.settings import Settings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
@@ -93,13 +93,14 @@ class Trainer:
     def __post_init__(self) -> None:
         history = open_history(self.settings.run, "trainer")
         self.streams = StreamClient(self.settings.redis, "test", WAIT_S, history, Payloads(self.settings))
-        retry, health = RedisRetry(Stop(), Health()), Health()
+        retries, health = Retries(Stop(), Health()), Health()
+        retry = retries.redis
         self.kept = ReplayGroups(self.settings.run.folder / "groups")
         self.feeder = Feeder(self.settings, self.streams, BATCHES, retry, lambda group: False)
         self.batcher = Batcher(self.streams, SIZE, self.settings.trainer, self.feeder, retry, health)
         self.pending = UnackedSteps(self.streams, retry)
         self.validation = Validation(
-            self.settings, self.streams, QUESTIONS[:2], StateFile(self.settings.run.folder), retry, health
+            self.settings, self.streams, QUESTIONS[:2], StateFile(self.settings.run.folder), retries, health
         )
         self.streams.create_groups()
         newest = self.disk.get(max(self.disk, default=0), Checkpoint({}, (), 0))
@@ -108,7 +109,7 @@ class Trainer:
         self.replay_until = max(ledger, default=0)
         again = range(newest.step + 1, self.replay_until + 1)
         assert self.kept.has(again), "it could not go back"
-        replayed: PlacesOfSteps = {}
+        replayed: SlotsOfSteps = {}
         if self.settings.trainer.batching == "ready":
             manifest = Manifest(newest.step, newest.epoch, "", (), {}, {}, 1, dict(newest.parts))
             match_order(self.settings, manifest)

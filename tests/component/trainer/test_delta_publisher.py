@@ -19,7 +19,7 @@ from waiting import WAIT_S
 from forage_proto.v1.trajectory_pb2 import Policy, Replica
 from forage_queue.streams.client import StreamClient
 from forage_runtime.errors import DataError, FencedError
-from forage_runtime.retries import RedisRetry
+from forage_runtime.retries import Retries
 from forage_runtime.settings import PublishSettings, RedisSettings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
@@ -43,10 +43,10 @@ def connect(tmp_path: Path, streams: StreamClient) -> Callable[..., Publisher]:
 
     def build(epoch: int = 1, **named: Any) -> Publisher:
         settings = PublishSettings(**({"shard_bytes": 50_000} | named))
-        own, retry = copy.copy(streams), RedisRetry(Stop(), Health())
+        own, retries = copy.copy(streams), Retries(Stop(), Health())
         own.epoch = epoch
-        store = PolicyStore(tmp_path / "policies", settings.uri, "run", retry.storage)
-        return Publisher(store, tmp_path / "model", own, settings, retry)
+        store = PolicyStore(tmp_path / "policies", settings.uri, "run", retries.storage)
+        return Publisher(store, tmp_path / "model", own, settings, retries)
 
     return build
 
@@ -296,9 +296,9 @@ def test_a_place_where_nothing_can_be_written_is_named(connect: Callable[..., Pu
 
 def test_a_policy_is_published_beside_other_work(connect: Callable[..., Publisher], streams: StreamClient) -> None:
     publisher, weights = connect(), make_weights()
-    assert publisher.settle(wait=True) is None
+    assert publisher.wait() is None
     publisher.begin(0, weights)
-    with pytest.raises(RuntimeError, match="not settled"):
+    with pytest.raises(RuntimeError, match="was not waited for"):
         publisher.begin(1, weights)
-    assert publisher.settle(wait=True) == streams.read_policy()
-    assert publisher.settle(wait=True) is None
+    assert publisher.wait() == streams.read_policy()
+    assert publisher.wait() is None

@@ -31,13 +31,13 @@ from waiting import WAIT_S, wait_until
 from forage_proto.v1.trajectory_pb2 import Policy
 from forage_queue.streams.client import StreamClient
 from forage_runtime.errors import UserError
-from forage_runtime.retries import RedisRetry
+from forage_runtime.retries import Retries
 from forage_runtime.settings import RedisSettings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
 from forage_weights.digests import compute_digest
-from forage_weights.trainer.direct_sender import open_sender
 from forage_weights.trainer.publisher import PolicyStore, Publisher
+from forage_weights.trainer.sender_address import open_sender
 
 __all__ = ["pool", "stall_s", "start"]
 
@@ -182,12 +182,12 @@ def test_what_the_trainer_publishes_is_sent_by_it(tmp_path: Path, start: Start, 
     settings = load_settings(
         overrides=["rollout.weights.transport=direct", f"redis.url={redis_server.url}"], environ={}
     )
-    retry, streams = RedisRetry(Stop(), Health()), StreamClient(redis_server, "run", WAIT_S)
+    retries, streams = Retries(Stop(), Health()), StreamClient(redis_server, "run", WAIT_S)
     write_model(tmp_path / "model")
-    store = PolicyStore(tmp_path / "policies", "", "run", retry.storage)
+    store = PolicyStore(tmp_path / "policies", "", "run", retries.storage)
     sender = open_sender(settings)
     assert sender is not None
-    publisher = Publisher(store, tmp_path / "model", streams, settings.trainer.publish, retry, sender)
+    publisher = Publisher(store, tmp_path / "model", streams, settings.trainer.publish, retries, sender)
     engine = start("engine")
     weights = {"w": torch.zeros(100_000)}
     for number in range(1, 4):

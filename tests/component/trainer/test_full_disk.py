@@ -41,7 +41,7 @@ MODEL = Path(__file__).parents[3] / "models/tiny-policy"
 def save_checkpoint(folder: Path) -> Any:
     checkpoints = Checkpoints(folder, 2, 10, free_bytes=lambda _: 2**30)
     checkpoints.begin(3, 1, "", (), {}, lambda path: torch.save(torch.zeros(200_000), path / "w.pt"))
-    return checkpoints.settle(wait=True)
+    return checkpoints.wait()
 
 
 def write_step_file(folder: Path) -> Any:

@@ -114,11 +114,11 @@ def test_what_cannot_be_checked_is_said_in_a_sentence(tmp_path: Path, repository
 
 def test_rows_with_other_positions_are_found(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison can fail: here every token has the first position."""
-    from forage_trainer.model_check import tokens
+    from forage_trainer.model_check import token_facts
 
-    build = tokens.Layout.build_inputs
+    build = token_facts.Layout.build_inputs
     monkeypatch.setattr(
-        tokens.Layout, "build_inputs", lambda self, ids: build(self, ids) | {"position_ids": self.arrange(ids) * 0}
+        token_facts.Layout, "build_inputs", lambda self, ids: build(self, ids) | {"position_ids": self.arrange(ids) * 0}
     )
     settings = Settings(data={"template_date": "2026-11-28"})
     (fact,) = [fact for fact in list_facts(repository / "models/tiny-policy", settings) if fact.topic == "rows"]

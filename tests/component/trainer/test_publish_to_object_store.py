@@ -19,7 +19,7 @@ from waiting import WAIT_S, wait_until
 from forage_proto.v1.trajectory_pb2 import Policy, Replica
 from forage_queue.streams.client import StreamClient
 from forage_runtime.errors import UserError
-from forage_runtime.retries import RedisRetry, StorageRetry
+from forage_runtime.retries import Retries, StorageRetry
 from forage_runtime.settings import PublishSettings, RedisSettings
 from forage_runtime.stop import Stop, Stopped
 from forage_runtime.telemetry.health import Health
@@ -49,11 +49,11 @@ class Store:
         self._server.kill()
 
     def connect(self, epoch: int = 1, uri: str = f"s3://{BUCKET}/") -> Publisher:
-        settings, retry = PublishSettings(uri=uri), RedisRetry(self.stop, Health())
+        settings, retries = PublishSettings(uri=uri), Retries(self.stop, Health())
         own = copy.copy(self._streams)
         own.epoch = epoch
-        self.folders = PolicyStore(self._folder / f"policies-{epoch}", settings.uri, "run", retry.storage)
-        return Publisher(self.folders, self._folder / "model", own, settings, retry)
+        self.folders = PolicyStore(self._folder / f"policies-{epoch}", settings.uri, "run", retries.storage)
+        return Publisher(self.folders, self._folder / "model", own, settings, retries)
 
 
 @pytest.fixture
@@ -134,10 +134,10 @@ def test_a_store_that_is_away_is_waited_for_and_nothing_is_announced_meanwhile(
     wait = await_wait()
     assert (wait["on"], wait["gives_up_in_s"]) == ("trainer.publish.uri", None)
     assert f"{ROOT}/v1-e1" in wait["detail"]
-    assert publisher.settle(wait=False) is None
+    assert publisher.poll() is None
     assert streams.read_policy() == before
     store.start()
-    policy = publisher.settle(wait=True)
+    policy = publisher.wait()
     assert policy is not None
     assert streams.read_policy() == policy
     assert publisher.is_damaged(), "the store came back without the part before"
@@ -155,7 +155,7 @@ def test_a_stop_request_ends_the_wait(store: Store, streams: StreamClient) -> No
     await_wait()
     store.stop.request()
     with pytest.raises(Stopped):
-        publisher.settle(wait=True)
+        publisher.wait()
     assert streams.read_policy() is None
 
 

@@ -21,7 +21,7 @@ from waiting import WAIT_S
 from forage_proto.v1.trajectory_pb2 import Replica
 from forage_queue.streams.client import StreamClient
 from forage_runtime.errors import DiskFullError, FencedError
-from forage_runtime.retries import RedisRetry
+from forage_runtime.retries import Retries
 from forage_runtime.security.signatures import Purpose
 from forage_runtime.settings import PublishSettings, RedisSettings
 from forage_runtime.stop import Stop
@@ -46,9 +46,9 @@ def streams(redis_server: RedisSettings) -> StreamClient:
 
 
 def connect(source: Path, target: Path, streams: StreamClient, **publish: Any) -> Publisher:
-    settings, retry = PublishSettings(**publish), RedisRetry(Stop(), Health())
-    store = PolicyStore(target, settings.uri, "run", retry.storage)
-    return Publisher(store, source, streams, settings, retry)
+    settings, retries = PublishSettings(**publish), Retries(Stop(), Health())
+    store = PolicyStore(target, settings.uri, "run", retries.storage)
+    return Publisher(store, source, streams, settings, retries)
 
 
 def build_publisher(tmp_path: Path, streams: StreamClient, epoch: int, **publish: Any) -> Publisher:

@@ -13,7 +13,7 @@ from forage_cli.runs.ledger import GroupCounts, count_groups
 from forage_proto.v1.trajectory_pb2 import Prompt
 from forage_queue.streams.client import Entry
 from forage_queue.trainer.batcher import Batch, BatchTimeoutError, UnackedSteps
-from forage_queue.trainer.places import Place, place_of
+from forage_queue.trainer.slots import Slot, slot_of
 from forage_runtime.errors import SettingsError
 from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import load_settings
@@ -26,19 +26,19 @@ class Rollout:
 
     def __init__(self, bench: Bench) -> None:
         self._streams = bench.streams
-        self.asked: dict[Place, Entry[Prompt]] = {}
+        self.asked: dict[Slot, Entry[Prompt]] = {}
 
     def claim(self) -> None:
         for entry in self._streams.claim_prompts("rollout", 1000, 0.05):
             self.asked[entry.message.batch, entry.message.position] = entry
 
-    def answer(self, *places: Place, version: int = 0, rewards: tuple[float, ...] = (0.0, 1.0)) -> None:
-        """Answer the prompts of these places, sampled under a version."""
+    def answer(self, *slots: Slot, version: int = 0, rewards: tuple[float, ...] = (0.0, 1.0)) -> None:
+        """Answer the prompts of these slots, sampled under a version."""
         self.claim()
-        for place in places:
-            entry = self.asked.pop(place)
+        for slot in slots:
+            entry = self.asked.pop(slot)
             asked = entry.message
-            group = make_group(asked.group_uid, list(rewards), *place, asked.attempt, version)
+            group = make_group(asked.group_uid, list(rewards), *slot, asked.attempt, version)
             assert self._streams.finish(entry, pack_group(group))
 
 
@@ -49,11 +49,11 @@ def take(bench: Bench, number: int, timeout_s: float = WAIT_S) -> Batch:
     return batch
 
 
-def list_places(batch: Batch) -> list[Place]:
-    return [place_of(group) for group in batch.groups]
+def list_slots(batch: Batch) -> list[Slot]:
+    return [slot_of(group) for group in batch.groups]
 
 
-def list_positions(batch: int) -> list[Place]:
+def list_positions(batch: int) -> list[Slot]:
     return [(batch, position) for position in range(SIZE)]
 
 
@@ -74,13 +74,13 @@ def test_a_step_takes_the_first_groups_whatever_batch_they_were_issued_for(
     b, rollout = start()
     rollout.answer((2, 2), (1, 1), (2, 0))
     first = take(b, 1)
-    assert list_places(first) == [(1, 1), (2, 0), (2, 2)]
+    assert list_slots(first) == [(1, 1), (2, 0), (2, 2)]
     assert select_trajectories(first.groups, b.settings.trainer.algorithm).positions == (0, 0, 1, 1, 2, 2)
     assert first.ends == ()
     b.feeder.issue_up_to_bound(1)
     rollout.answer((3, 0), (1, 2), (2, 1), (1, 0), version=1)
     second = take(b, 2)
-    assert list_places(second) == [(1, 2), (2, 1), (3, 0)], "the first three"
+    assert list_slots(second) == [(1, 2), (2, 1), (3, 0)], "the first three"
     assert second.ends == (2,)
     b.feeder.issue_up_to_bound(2)
     assert b.batcher._list_absent(3) == [(3, 1), (3, 2), (4, 0), (4, 1), (4, 2)]
@@ -129,7 +129,7 @@ def test_tokens_that_are_too_old_are_never_trained_on(start: Callable[..., tuple
     rollout.answer(slow, version=0)  # step 3 trains version 2, and takes version 1 at least
     rollout.answer((3, 1), (3, 2), (4, 0), version=2)
     third = take(b, 3)
-    assert slow not in list_places(third)
+    assert slow not in list_slots(third)
     rollout.claim()
     again = rollout.asked[slow].message
     assert (again.attempt, again.min_policy_version) == (1, 2), "under the version that step 3 trains"
@@ -139,7 +139,7 @@ def test_tokens_that_are_too_old_are_never_trained_on(start: Callable[..., tuple
         take(b, 4, timeout_s=PATIENCE_S)
     rollout.answer(slow, version=2)
     fourth = take(b, 4)
-    assert slow in list_places(fourth), "step 4 is the last that may take version 2"
+    assert slow in list_slots(fourth), "step 4 is the last that may take version 2"
     assert fourth.stale == 1
     assert [(fate.position, fate.attempt) for fate in fourth.dropped] == [(0, 0)]
 
@@ -150,12 +150,12 @@ def test_stragglers_that_are_dropped_are_settled_and_discarded_when_they_come(
     b, rollout = start("trainer.straggler_timeout_s=0.05", "trainer.total_training_steps=2")
     rollout.answer((2, 1), (1, 2))
     first = take(b, 1)
-    assert list_places(first) == [(1, 2), (2, 1)]
+    assert list_slots(first) == [(1, 2), (2, 1)]
     assert first.stragglers == ((1, 0),), "what was issued first"
     assert b.feeder.find_latest(first.stragglers) == (rollout.asked[1, 0].message.group_uid,)
     rollout.answer((1, 0), (1, 1), (2, 0), (2, 2))
     second = take(b, 2)
-    assert list_places(second) == [(1, 1), (2, 0), (2, 2)]
+    assert list_slots(second) == [(1, 1), (2, 0), (2, 2)]
     assert second.ends == (1, 2)
     b.acknowledge(first)
     assert b.streams.count_backlog(b.streams.trajectories) == SIZE, "the late group went with its step"
@@ -171,7 +171,7 @@ def test_another_question_takes_the_place_of_equal_rewards(start: Callable[..., 
         take(b, 1, timeout_s=PATIENCE_S)
     rollout.answer((2, 0))
     batch = take(b, 1)
-    assert list_places(batch) == [(1, 0), (1, 1), (2, 0)]
+    assert list_slots(batch) == [(1, 0), (1, 1), (2, 0)]
     assert batch.groups[2].attempt == 1
     assert [fate.reason.partition(":")[0] for fate in batch.dropped] == ["equal"]
 
@@ -182,7 +182,7 @@ def test_a_restart_goes_on_with_what_no_durable_step_has_taken(
     b, rollout = start()
     rollout.answer((2, 2), (1, 1), (2, 0), (1, 0))
     first = take(b, 1)
-    assert list_places(first) == [(1, 1), (2, 0), (2, 2)]
+    assert list_slots(first) == [(1, 1), (2, 0), (2, 2)]
     state = b.feeder.settled.state_dict()
     rollout.answer((1, 2), (2, 1))
     second = take(b, 2)

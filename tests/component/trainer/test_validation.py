@@ -20,7 +20,7 @@ from forage_queue.streams.prompt_identity import build_group
 from forage_queue.trainer.batcher import BatchTimeoutError
 from forage_records.questions import Question
 from forage_runtime.errors import DiskFullError, FencedError
-from forage_runtime.retries import RedisRetry
+from forage_runtime.retries import Retries
 from forage_runtime.settings import RedisSettings, load_settings
 from forage_runtime.stop import Stop
 from forage_runtime.telemetry.health import Health
@@ -96,7 +96,7 @@ def make(
         ]
         answering = Answering(streams, script)
         state = AskedAgain(tmp_path / "v", answering)
-        return Validation(settings, streams, rows, state, RedisRetry(stop, health), health), answering, streams
+        return Validation(settings, streams, rows, state, Retries(stop, health), health), answering, streams
 
     return build
 

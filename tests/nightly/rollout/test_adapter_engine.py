@@ -18,7 +18,7 @@ from policy_places import ANYWHERE_HERE
 
 from forage_proto.v1.trajectory_pb2 import Policy
 from forage_rollout.engine.vllm_engine import VllmEngine
-from forage_rollout.loop.generation import Request
+from forage_rollout.loop.generation import GenerationRequest
 from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_weights.announcement import PolicyError
 from forage_weights.rollout.adapter import CONFIG, WEIGHTS
@@ -72,9 +72,9 @@ async def parts(make_model: Any) -> AsyncIterator[Parts]:
     engine.shutdown()
 
 
-def ask(seed: int | None, tokens: int = 60) -> Request:
+def ask(seed: int | None, tokens: int = 60) -> GenerationRequest:
     source = random.Random(7)
-    return Request([source.randrange(20, 250) for _ in range(90)], tokens, 1.0, 1.0, -1, seed)
+    return GenerationRequest([source.randrange(20, 250) for _ in range(90)], tokens, 1.0, 1.0, -1, seed)
 
 
 async def test_logprobs_are_those_of_the_merged_model(parts: Parts, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forage_rollout.core.arguments import check_before_start
+from forage_rollout.vllm_start.vllm_args import check_before_start
 from forage_runtime.errors import SettingsError
 from forage_runtime.settings import EngineSettings
 

@@ -16,10 +16,10 @@ import pytest_asyncio
 from canary_engine import CanaryEngine, run_canary_engine
 from waiting import wait_until_async as until
 
-from forage_rollout.core.arguments import build_environment
-from forage_rollout.core.process import prepare_fork
 from forage_rollout.engine.leases import Leases
 from forage_rollout.engine.openai import OpenAiRoutes
+from forage_rollout.vllm_start.fork_server import prepare_fork
+from forage_rollout.vllm_start.vllm_args import build_environment
 from forage_runtime.settings import EngineSettings
 from forage_weights.rollout.canary import CanaryError
 from forage_weights.rollout.policy import NotServingError

@@ -11,7 +11,7 @@ import pytest
 
 from forage_queue.rollout.concurrency import EngineLoad, GroupLimit
 from forage_rollout.engine.vllm_engine import VllmEngine
-from forage_rollout.loop.generation import Request
+from forage_rollout.loop.generation import GenerationRequest
 from forage_rollout.metrics import to_counts
 from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 
@@ -24,9 +24,9 @@ async def test_evictions_are_counted_and_lower_the_limit(make_model: Callable[[i
     engine = VllmEngine(Settings(model=ModelSettings(path=make_model(0)), rollout=RolloutSettings(engine=sizes)))
     source = random.Random(3)
 
-    def ask(seed: int) -> Request:
+    def ask(seed: int) -> GenerationRequest:
         context = [source.randrange(20, 250) for _ in range(40)]
-        return Request(context, TOKENS, 1.0, 1.0, -1, seed, min_tokens=TOKENS)
+        return GenerationRequest(context, TOKENS, 1.0, 1.0, -1, seed, min_tokens=TOKENS)
 
     try:
         limit = GroupLimit(100, SEQUENCES, SEQUENCES)

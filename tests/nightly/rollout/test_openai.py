@@ -21,14 +21,14 @@ from waiting import wait_until_async
 from forage_probe.completions import CompletionsClient, Continuations
 from forage_probe.contexts import CONNECTIVE
 from forage_proto.v1.trajectory_pb2 import Policy, Sampling
-from forage_rollout.core.arguments import BLOCK_SIZE
 from forage_rollout.engine.endpoint_engine import EndpointEngine
 from forage_rollout.engine.openai import OpenAiRoutes, ResponseHead
 from forage_rollout.engine.vllm_engine import VllmEngine
-from forage_rollout.loop.generation import Request
+from forage_rollout.loop.generation import GenerationRequest
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.http_api import make_app
+from forage_rollout.vllm_start.vllm_args import BLOCK_SIZE
 from forage_runtime.clients.calls import RefusedError
 from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_runtime.telemetry.health import Health
@@ -133,7 +133,7 @@ async def test_an_engine_at_an_endpoint_samples_the_same_tokens_as_the_engine(pa
     assert await remote.render_chat(CHAT) == prompt
     for stop in ((), ("a",)):
         for temperature, seed in ((0.0, None), (1.0, 7)):
-            asked = Request(context, 24, temperature, 0.9, 20, seed, stop, min_tokens=3)
+            asked = GenerationRequest(context, 24, temperature, 0.9, 20, seed, stop, min_tokens=3)
             one, other = await parts.engine.generate(asked), await remote.generate(asked)
             assert (one.token_ids, one.hit_length) == (other.token_ids, other.hit_length)
             assert other.logprobs == pytest.approx(one.logprobs, abs=1e-5)
@@ -167,7 +167,7 @@ async def test_bounds_of_vllm_are_told_in_its_words(parts: Parts, values: dict[s
     assert (parameter, said) == ("temperature", "temperature must be in [0, 2], got 2.5")
     assert parts.engine.check_sampling(Sampling(temperature=2, top_p=0.5)) == ("", "")
     with pytest.raises(RefusedError, match="temperature must be in"):
-        await parts.engine.generate(Request([5], 4, 2.5, 1.0, -1, None))
+        await parts.engine.generate(GenerationRequest([5], 4, 2.5, 1.0, -1, None))
 
 
 @pytest.mark.parametrize("stream", [False, True])

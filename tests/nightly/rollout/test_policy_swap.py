@@ -21,7 +21,7 @@ from waiting import WAIT_S
 
 from forage_proto.v1.trajectory_pb2 import Policy, PolicyFile, PolicyPart
 from forage_rollout.engine.vllm_engine import VllmEngine
-from forage_rollout.loop.generation import Generation, Request
+from forage_rollout.loop.generation import Generation, GenerationRequest
 from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_runtime.settings.rollout import WeightSettings
 from forage_runtime.telemetry.waits import list_waits
@@ -86,7 +86,7 @@ async def sample(engine: VllmEngine) -> list[tuple[list[int], list[float]]]:
     source, sampled = random.Random(3), []
     for seed, length in enumerate((40, 70, 33, 64)):
         context = [source.randrange(20, 250) for _ in range(length)]
-        generation = await engine.generate(Request(context, 40, 1.0, 1.0, -1, seed))
+        generation = await engine.generate(GenerationRequest(context, 40, 1.0, 1.0, -1, seed))
         sampled.append((generation.token_ids, generation.logprobs))
     return sampled
 
@@ -95,9 +95,9 @@ async def keep_sampling(engine: VllmEngine, loading: asyncio.Task[float], seed: 
     """Sample before, during and after a load."""
     generations: list[Generation] = []
     while not generations or not loading.done():
-        generations.append(await engine.generate(Request([30 + seed] * 50, 60, 1.0, 1.0, -1, seed)))
+        generations.append(await engine.generate(GenerationRequest([30 + seed] * 50, 60, 1.0, 1.0, -1, seed)))
     await loading
-    return [*generations, await engine.generate(Request([30 + seed] * 50, 60, 1.0, 1.0, -1, seed))]
+    return [*generations, await engine.generate(GenerationRequest([30 + seed] * 50, 60, 1.0, 1.0, -1, seed))]
 
 
 async def test_after_an_update_an_engine_samples_as_one_that_is_started_with_these_weights(

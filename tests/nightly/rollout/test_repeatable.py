@@ -24,7 +24,7 @@ from forage_proto.v1.trajectory_pb2 import (
 )
 from forage_rollout.agent import Agent
 from forage_rollout.engine.vllm_engine import VllmEngine
-from forage_rollout.loop.generation import Generation, Request
+from forage_rollout.loop.generation import Generation, GenerationRequest
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_runtime.clients.retriever import SearchResult
 from forage_runtime.errors import UnavailableError
@@ -91,7 +91,7 @@ def build_settings(model: Path) -> Settings:
     return load_settings(None, [f"model.path={model}", *overrides, *sizes, "rollout.max_response_length=48"], {})
 
 
-def draw_requests(count: int) -> list[Request]:
+def draw_requests(count: int) -> list[GenerationRequest]:
     """Contexts of random lengths; the second half share their first tokens."""
     chance = random.Random(0)
     shared = [chance.randrange(3, 300) for _ in range(96)]
@@ -99,11 +99,11 @@ def draw_requests(count: int) -> list[Request]:
     for number in range(count):
         own = [chance.randrange(3, 300) for _ in range(chance.randint(20, 200))]
         context = shared + own[:60] if number >= count // 2 else own
-        requests.append(Request(context, 24, 1.0, 1.0, -1, chance.randrange(1, 2**40), STOPS))
+        requests.append(GenerationRequest(context, 24, 1.0, 1.0, -1, chance.randrange(1, 2**40), STOPS))
     return requests
 
 
-async def generate(engine: VllmEngine, requests: Sequence[Request]) -> list[Generation]:
+async def generate(engine: VllmEngine, requests: Sequence[GenerationRequest]) -> list[Generation]:
     return list(await asyncio.gather(*[engine.generate(request) for request in requests]))
 
 

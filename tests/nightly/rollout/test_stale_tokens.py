@@ -27,9 +27,9 @@ from policy_places import ANYWHERE_HERE
 from forage_proto.v1.trajectory_pb2 import Policy, Status, Trajectory
 from forage_queue.streams.client import StreamClient
 from forage_rollout.agent import Agent
-from forage_rollout.core.arguments import build_environment
-from forage_rollout.core.process import prepare_fork
 from forage_rollout.engine.vllm_engine import VllmEngine
+from forage_rollout.vllm_start.fork_server import prepare_fork
+from forage_rollout.vllm_start.vllm_args import build_environment
 from forage_runtime.settings import EngineSettings, ModelSettings, RedisSettings, RolloutSettings, Settings
 from forage_runtime.settings.rollout import WeightSettings
 from forage_weights.cache import PolicyCache

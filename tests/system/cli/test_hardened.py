@@ -17,7 +17,7 @@ from forage_proto.v1.reward_pb2 import DescribeRequest
 from forage_proto.v1.reward_pb2_grpc import RewardStub
 from forage_runtime.addresses import split_address
 from forage_runtime.security.tls import make_client_context
-from forage_runtime.security.tokens import HEADER
+from forage_runtime.security.token_file import HEADER
 from forage_runtime.settings import Settings, load_settings
 
 STEPS = 6

@@ -32,7 +32,7 @@ from forage_proto.v1.rollout_pb2 import (
 from forage_proto.v1.rollout_pb2_grpc import RolloutStub
 from forage_proto.v1.trajectory_pb2 import Policy, Prompt, Status
 from forage_queue.streams.client import StreamClient
-from forage_runtime.security.tokens import authorization_metadata
+from forage_runtime.security.token_file import authorization_metadata
 from forage_runtime.settings import RedisSettings
 
 

@@ -14,7 +14,7 @@ from forage_runtime.errors import SettingsError
 from forage_runtime.security.certificates import Authority, issue_certificate
 from forage_runtime.security.profile import list_missing
 from forage_runtime.security.tls import make_client_context, make_grpc_server_credentials, make_server_context
-from forage_runtime.security.tokens import read_token
+from forage_runtime.security.token_file import read_token
 from forage_runtime.settings import Settings, load_settings
 
 SERVICES = ("reward", "retriever", "rollout", "trainer", "console")

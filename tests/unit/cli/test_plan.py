@@ -17,7 +17,7 @@ from forage_cli.main import app
 from forage_cli.planning.assumptions import GIB, Assumptions
 from forage_cli.planning.changes import apply_changes
 from forage_cli.planning.gpus import KINDS, get_gpu, recognize_gpu
-from forage_cli.planning.plan import Plan, Request, make_plan
+from forage_cli.planning.plan import Plan, PlanRequest, make_plan
 from forage_cli.planning.remedies import find_remedies
 from forage_cli.planning.report import describe_plan
 from forage_cli.planning.shapes import KNOWN, Shape, read_shape
@@ -38,7 +38,7 @@ H100 = KINDS["H100"]
 
 
 def plan(shape: str = "Qwen2.5-3B", gpu: str = "H100", **changes: object) -> Plan:
-    return make_plan(build(**changes), Request(KNOWN[shape], get_gpu(gpu)))
+    return make_plan(build(**changes), PlanRequest(KNOWN[shape], get_gpu(gpu)))
 
 
 def build(**changes: object) -> Settings:
@@ -113,7 +113,7 @@ PARTS = st.fixed_dictionaries(
 @given(SHAPES, PARTS, st.sampled_from(list(KINDS)))
 def test_more_of_everything_never_needs_less(shape: Shape, values: dict[str, object], gpu: str) -> None:
     """More GPUs never raise the memory of one; longer, larger and more never lower it."""
-    request = Request(shape, KINDS[gpu])
+    request = PlanRequest(shape, KINDS[gpu])
     settings = apply_changes(Settings(), values)
     before = make_plan(settings, request)
 
@@ -137,7 +137,7 @@ def test_more_of_everything_never_needs_less(shape: Shape, values: dict[str, obj
 @FEW
 @given(SHAPES, PARTS, st.sampled_from(list(KINDS)))
 def test_every_figure_has_its_unit(shape: Shape, values: dict[str, object], gpu: str) -> None:
-    found = make_plan(apply_changes(Settings(), values), Request(shape, KINDS[gpu]))
+    found = make_plan(apply_changes(Settings(), values), PlanRequest(shape, KINDS[gpu]))
     step = found.step
     assert 0 <= step.rollout_idle < 1
     assert 0 <= step.trainer_idle < 1
@@ -150,7 +150,7 @@ def test_every_figure_has_its_unit(shape: Shape, values: dict[str, object], gpu:
         assert step.total == pytest.approx(step.sampling + step.updating)
     faster = make_plan(
         apply_changes(Settings(), values),
-        Request(shape, replace(KINDS[gpu], flops=2 * KINDS[gpu].flops, bandwidth=2 * KINDS[gpu].bandwidth)),
+        PlanRequest(shape, replace(KINDS[gpu], flops=2 * KINDS[gpu].flops, bandwidth=2 * KINDS[gpu].bandwidth)),
     )
     assert faster.step.total <= step.total
 
@@ -158,14 +158,14 @@ def test_every_figure_has_its_unit(shape: Shape, values: dict[str, object], gpu:
 @FEW
 @given(SHAPES, PARTS, st.sampled_from(["H100", "A100-40GB", "RTX-4090", "L4"]))
 def test_what_is_said_to_fit_does(shape: Shape, values: dict[str, object], gpu: str) -> None:
-    settings, request = apply_changes(Settings(), values), Request(shape, KINDS[gpu])
+    settings, request = apply_changes(Settings(), values), PlanRequest(shape, KINDS[gpu])
     for remedy in find_remedies(settings, request):
         assert make_plan(apply_changes(settings, remedy.changes), request).fits, str(remedy)
 
 
 def test_a_full_update_of_7b_on_one_24_gb_card_does_not_fit_and_the_sentence_says_why() -> None:
     settings = build()
-    request = Request(KNOWN["Qwen2.5-7B"], get_gpu("rtx-4090"))
+    request = PlanRequest(KNOWN["Qwen2.5-7B"], get_gpu("rtx-4090"))
     found = make_plan(settings, request)
     (problem,) = found.problems
     assert problem.startswith("a GPU of the trainer needs ")
@@ -177,7 +177,7 @@ def test_a_full_update_of_7b_on_one_24_gb_card_does_not_fit_and_the_sentence_say
 
 def test_an_engine_without_room_for_its_weights_is_sharded() -> None:
     settings = build(trainer__n_gpus_per_node=8, trainer__lora__lora_rank=16)
-    request = Request(KNOWN["Qwen2.5-32B"], get_gpu("A100-40GB"))
+    request = PlanRequest(KNOWN["Qwen2.5-32B"], get_gpu("A100-40GB"))
     assert make_plan(settings, request).problems[-1].startswith("a GPU of the rollout needs ")
     assert any("rollout.engine.tensor_parallel_size=" in str(remedy) for remedy in find_remedies(settings, request))
 
@@ -189,7 +189,7 @@ def test_gpus_are_halved_and_a_faster_split_is_found() -> None:
     assert divide(build(rollout__engine__tensor_parallel_size=2), 7).rollout == 2
     with pytest.raises(UserError, match=r"1 GPU\(s\) are too few .*trainer.placement=colocated"):
         divide(settings, 1)
-    request = Request(KNOWN["Qwen2.5-3B"], get_gpu("H100"))
+    request = PlanRequest(KNOWN["Qwen2.5-3B"], get_gpu("H100"))
     divided = apply_split(settings, split)
     now = make_plan(divided, request)
     faster = find_faster_split(divided, request, now)
@@ -202,7 +202,7 @@ def test_gpus_are_halved_and_a_faster_split_is_found() -> None:
 def test_the_pool_that_is_waited_for_is_the_one_to_grow() -> None:
     """One slow engine against eight GPUs of the trainer, and the other way round."""
     settings = build(trainer__max_staleness=1, trainer__n_gpus_per_node=8, rollout__max_response_length=512)
-    slow = Request(KNOWN["Qwen2.5-3B"], replace(get_gpu("H100"), bandwidth=1e11))
+    slow = PlanRequest(KNOWN["Qwen2.5-3B"], replace(get_gpu("H100"), bandwidth=1e11))
     starved = make_plan(settings, slow)
     assert starved.step.trainer_idle > starved.step.rollout_idle == 0
     assert "more GPUs help most in the rollout" in "\n".join(describe_plan(starved, [], None))
@@ -298,7 +298,7 @@ def test_the_command_prints_the_same_plan_as_text_and_as_json() -> None:
 def test_recipes_for_gpus_fit_the_gpus_that_they_name(recipe: str, gpu: str, gpus: int) -> None:
     settings = load_settings(REPOSITORY / "configs" / f"{recipe}.yaml", environ={})
     split = apply_split(settings, divide(settings, gpus))
-    made = make_plan(split, Request(read_shape(settings.model.path), get_gpu(gpu)))
+    made = make_plan(split, PlanRequest(read_shape(settings.model.path), get_gpu(gpu)))
     assert made.problems == ()
     assert made.gpus == gpus
 
@@ -320,7 +320,7 @@ def test_a_reference_is_on_the_gpus_or_read_from_the_host_and_lora_has_none() ->
 def test_gradients_whose_reduction_is_deferred_are_whole_on_every_gpu() -> None:
     deferred = {"use_no_sync_for_gradient_accumulation": True}
     settings = build(trainer__n_gpus_per_node=4, trainer__engine__args=deferred)
-    found = make_plan(settings, Request(KNOWN["Qwen2.5-7B"], replace(H100, memory=60 * GIB)))
+    found = make_plan(settings, PlanRequest(KNOWN["Qwen2.5-7B"], replace(H100, memory=60 * GIB)))
     sizes = {part.name: part.size for part in found.trainer.parts}
     assert sizes["deferred gradients"] == 4 * KNOWN["Qwen2.5-7B"].parameters
     assert not found.fits
@@ -332,7 +332,7 @@ def test_the_recipe_without_a_reference_has_none_to_compute() -> None:
     names = ("nq_hotpotqa_grpo_7b_8x80gb", "search_r1_nq_hotpotqa_grpo_7b")
     plans = [
         make_plan(
-            load_settings(REPOSITORY / "configs" / f"{name}.yaml", environ={}), Request(KNOWN["Qwen2.5-7B"], H100)
+            load_settings(REPOSITORY / "configs" / f"{name}.yaml", environ={}), PlanRequest(KNOWN["Qwen2.5-7B"], H100)
         )
         for name in names
     ]
@@ -406,7 +406,7 @@ def test_engines_have_a_number_of_gpus_that_vllm_can_divide_the_model_over(
     model: str, size: int, divides: bool
 ) -> None:
     """vLLM divides heads and MLP, and divides or repeats heads of keys; nothing else."""
-    settings, request = build(rollout__engine__tensor_parallel_size=size), Request(KNOWN[model], H100)
+    settings, request = build(rollout__engine__tensor_parallel_size=size), PlanRequest(KNOWN[model], H100)
     problems = [one for one in make_plan(settings, request).problems if "vLLM ends" in one]
     assert bool(problems) == (not divides)
     if problems:
@@ -443,7 +443,7 @@ def test_what_cannot_be_planned_is_a_sentence(overrides: list[str], words: str, 
 
 def test_groups_that_redis_cannot_hold_are_saved_more_often() -> None:
     settings = build(trainer__save_freq=64, rollout__n=64, data__train_batch_size=2048, trainer__n_gpus_per_node=4)
-    request = Request(KNOWN["Qwen2.5-3B"], H100, host=60 * GIB)
+    request = PlanRequest(KNOWN["Qwen2.5-3B"], H100, host=60 * GIB)
     assert "of the machine's memory" in make_plan(settings, request).problems[-1]
     (remedy,) = find_remedies(settings, request)
     assert str(remedy).startswith("trainer.save_freq=")
@@ -460,7 +460,7 @@ def test_memory_of_the_machine_is_that_of_the_index_where_it_is_here(tmp_path: P
         json.dumps({"passages": 7, "files": {"a": {"bytes": 5}, "b": {"bytes": 6}}})
     )
     settings = load_settings(None, [f"retriever.index={tmp_path}"], {})
-    hosts = make_plan(settings, Request(KNOWN["Qwen2.5-0.5B"], KINDS["H100"])).hosts
+    hosts = make_plan(settings, PlanRequest(KNOWN["Qwen2.5-0.5B"], KINDS["H100"])).hosts
     assert next((part.name, part.size) for part in hosts) == ("retriever", 11)
 
 

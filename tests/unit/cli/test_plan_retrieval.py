@@ -16,7 +16,7 @@ from forage_cli.main import app
 from forage_cli.planning.assumptions import Assumptions
 from forage_cli.planning.changes import apply_changes
 from forage_cli.planning.gpus import KINDS
-from forage_cli.planning.plan import Plan, Request, make_plan
+from forage_cli.planning.plan import Plan, PlanRequest, make_plan
 from forage_cli.planning.remedies import find_remedies
 from forage_cli.planning.retrieval import here as searches
 from forage_cli.planning.retrieval.capacity import Machine, Retrieval, count_searching, estimate_retrieval
@@ -36,7 +36,7 @@ H100 = KINDS["H100"]
 
 def plan_recipe(file: Path, **changes: object) -> Plan:
     settings = load_settings(file, [f"{name.replace('__', '.')}={value}" for name, value in changes.items()], {})
-    return make_plan(apply_split(settings, divide(settings, 8)), Request(read_shape(settings.model.path), H100))
+    return make_plan(apply_split(settings, divide(settings, 8)), PlanRequest(read_shape(settings.model.path), H100))
 
 
 def get_retrieval(plan: Plan) -> Retrieval:
@@ -67,7 +67,7 @@ def test_the_retriever_of_a_chart_answers_twice_what_the_run_asks_and_holds_its_
     settings = apply_changes(check_settings(content["settings"]), changes | {"trainer.ray.address": "auto"})
     cpus, memory = (retriever["resources"]["requests"][name] for name in ("cpu", "memory"))
     machine = Machine(int(cpus), retriever.get("replicas", 1))
-    made = make_plan(settings, Request(read_shape(settings.model.path), H100, retriever=machine))
+    made = make_plan(settings, PlanRequest(read_shape(settings.model.path), H100, retriever=machine))
     retrieval = get_retrieval(made)
     assert retrieval.threads == int(cpus) == int(retriever["resources"]["limits"]["cpu"])
     assert retrieval.given_over_needed is not None

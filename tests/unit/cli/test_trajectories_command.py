@@ -12,7 +12,7 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from forage_cli.commands.trajectories import trajectories
-from forage_cli.terminal.tokens import colour_response, compute_scale
+from forage_cli.terminal.token_table import colour_response, compute_scale
 from forage_proto.v1.trajectory_pb2 import GroundTruth, Role, Score, Span, Status, Trajectory
 from forage_records.step_file import StepRow, step_file_path, write_step
 from forage_records.trajectory_rows import Filter, compute_sort_value, find_changes, read_step_rows, sort_rows

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from upath import UPath
 
-from forage_console.details.tokens import find_texts
+from forage_console.details.token_columns import find_texts
 
 
 def write_tokenizer(folder: Path, word: str) -> None:

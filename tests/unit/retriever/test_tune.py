@@ -14,7 +14,7 @@ from forage_retriever.command.fusion import (
     score_ranking,
     split_questions,
 )
-from forage_retriever.command.questions import Question
+from forage_retriever.command.questions import GoldQuestion
 from forage_runtime.settings import RetrieverSettings
 
 WORDS = ("harbour", "glacier", "violin", "copper", "lantern", "orchard", "compass", "marble")
@@ -47,7 +47,7 @@ def test_the_default_is_one_of_the_grid() -> None:
 
 
 def test_halves_are_disjoint_and_have_as_many_of_each_source() -> None:
-    questions = [Question(f"{number}?", frozenset({"1"}), "ab"[number % 2]) for number in range(40)]
+    questions = [GoldQuestion(f"{number}?", frozenset({"1"}), "ab"[number % 2]) for number in range(40)]
     first, second = split_questions(questions)
     assert {question.text for question in (*first, *second)} == {question.text for question in questions}
     assert len(first) == len(second) == 20

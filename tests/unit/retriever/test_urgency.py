@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage_retriever.serve.urgency import HEAD_START_S, PATIENCE_S, Urgency, compute_due
-from forage_retriever.serve.waiting import MAX_BATCH, TURN_QUERIES, Request, SearchOptions, WaitingRequests
+from forage_retriever.serve.waiting import MAX_BATCH, TURN_QUERIES, QueuedSearch, SearchOptions, WaitingRequests
 
 OPTIONS = SearchOptions("dense", 3)
 
 
-def ask(text: str, tokens: int = 0, timeout_s: float = float("inf"), options: SearchOptions = OPTIONS) -> Request:
-    return Request([text], options, Urgency(tokens, timeout_s))
+def ask(text: str, tokens: int = 0, timeout_s: float = float("inf"), options: SearchOptions = OPTIONS) -> QueuedSearch:
+    return QueuedSearch([text], options, Urgency(tokens, timeout_s))
 
 
-def take_texts(requests: WaitingRequests[Request], now: float) -> list[str]:
+def take_texts(requests: WaitingRequests[QueuedSearch], now: float) -> list[str]:
     _, batch = requests.take_batch(now)
     return [request.texts[place] for request, place in batch]
 
@@ -34,7 +34,7 @@ def test_a_deadline_that_is_near_is_due_and_a_far_one_changes_nothing() -> None:
 
 
 def test_requests_are_taken_by_length_by_deadline_and_else_in_their_order() -> None:
-    requests: WaitingRequests[Request] = WaitingRequests()
+    requests: WaitingRequests[QueuedSearch] = WaitingRequests()
     for request in (ask("first"), ask("second"), ask("long", 5000), ask("longer", 9000), ask("hasty", timeout_s=1)):
         requests.add(request, 50.0)
     assert take_texts(requests, 50.0) == ["longer", "hasty", "long", "first", "second"]
@@ -43,7 +43,7 @@ def test_requests_are_taken_by_length_by_deadline_and_else_in_their_order() -> N
 
 def test_a_short_trajectory_is_served_however_many_long_ones_come() -> None:
     """Two long ones a second at a retriever that answers one a second."""
-    requests: WaitingRequests[Request] = WaitingRequests()
+    requests: WaitingRequests[QueuedSearch] = WaitingRequests()
     requests.add(ask("short", options=OPTIONS._replace(topk=1)), 0.0)
     for second in itertools.count():
         for number in range(2):
@@ -57,7 +57,7 @@ def test_a_short_trajectory_is_served_however_many_long_ones_come() -> None:
 
 
 def test_a_batch_is_that_of_the_first_request_and_takes_no_others_options() -> None:
-    requests: WaitingRequests[Request] = WaitingRequests()
+    requests: WaitingRequests[QueuedSearch] = WaitingRequests()
     other = OPTIONS._replace(topk=9)
     for request in (ask("a"), ask("b", 9000, options=other), ask("c", 700), ask("d", options=other)):
         requests.add(request, 0.0)
@@ -66,8 +66,8 @@ def test_a_batch_is_that_of_the_first_request_and_takes_no_others_options() -> N
 
 
 def test_a_large_request_is_due_again_after_each_turn() -> None:
-    requests: WaitingRequests[Request] = WaitingRequests()
-    large = Request([f"large {number}" for number in range(3 * TURN_QUERIES)], OPTIONS, Urgency())
+    requests: WaitingRequests[QueuedSearch] = WaitingRequests()
+    large = QueuedSearch([f"large {number}" for number in range(3 * TURN_QUERIES)], OPTIONS, Urgency())
     requests.add(large, 0.0)
     requests.add(ask("small"), 0.0)
     batch = take_texts(requests, 20.0)  # the second turn of the large one is due as if it came now
@@ -76,7 +76,7 @@ def test_a_large_request_is_due_again_after_each_turn() -> None:
 
 
 def test_what_is_withdrawn_is_not_taken() -> None:
-    requests: WaitingRequests[Request] = WaitingRequests()
+    requests: WaitingRequests[QueuedSearch] = WaitingRequests()
     gone, stays = ask("gone", 9000), ask("stays")
     for request in (gone, stays):
         requests.add(request, 0.0)
@@ -86,11 +86,11 @@ def test_what_is_withdrawn_is_not_taken() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 90), st.integers(0, 2), st.integers(0, 9000), st.booleans()), max_size=30))
 def test_every_query_is_taken_once_whatever_comes(asked: list[tuple[int, int, int, bool]]) -> None:
-    requests: WaitingRequests[Request] = WaitingRequests()
+    requests: WaitingRequests[QueuedSearch] = WaitingRequests()
     kept, taken = [], []
     for number, (queries, topk, tokens, leaves) in enumerate(asked):
         texts = [f"{number}/{query}" for query in range(queries)]
-        request = Request(texts, OPTIONS._replace(topk=topk + 1), Urgency(tokens))
+        request = QueuedSearch(texts, OPTIONS._replace(topk=topk + 1), Urgency(tokens))
         requests.add(request, float(number))
         if leaves:
             requests.withdraw(request)

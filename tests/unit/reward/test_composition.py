@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forage_proto.v1 import reward_pb2, trajectory_pb2
 from forage_reward import registry
-from forage_reward.composition import Part, compose_scorers
+from forage_reward.composition import CompositionPart, compose_scorers
 from forage_reward.reward import Reward, RewardParams
 from forage_reward.router import RewardRouter
 from forage_reward.score import Component, Score, Status, sum_components, withhold_score
@@ -23,22 +23,22 @@ from forage_runtime.settings import RewardPart, RewardSettings, load_settings
 EMPTY, TRUTH = TrajectoryView(()), GroundTruth(("Oslo",))
 
 
-def build_part(score: Score) -> Part:
-    return Part(score.reward, 2.0, lambda view, truth: score)
+def build_part(score: Score) -> CompositionPart:
+    return CompositionPart(score.reward, 2.0, lambda view, truth: score)
 
 
-def build_ok(name: str, *components: Component) -> Part:
+def build_ok(name: str, *components: Component) -> CompositionPart:
     return build_part(sum_components(name, components, "fine"))
 
 
-def build_abstaining(name: str) -> Part:
+def build_abstaining(name: str) -> CompositionPart:
     return build_part(withhold_score(Status.ABSTAIN, name, "nothing to say"))
 
 
 def test_components_keep_their_raw_value_and_are_weighted() -> None:
     parts = [
-        Part("a", 0.5, build_ok("a", Component("x", 1.0, 3.0), Component("_log", 7.0, 0.0)).scorer),
-        Part("b", -1.0, build_ok("b", Component("y", 0.5, 0.5)).scorer),
+        CompositionPart("a", 0.5, build_ok("a", Component("x", 1.0, 3.0), Component("_log", 7.0, 0.0)).scorer),
+        CompositionPart("b", -1.0, build_ok("b", Component("y", 0.5, 0.5)).scorer),
     ]
     score = compose_scorers("a+b", parts)(EMPTY, TRUTH)
     assert score.components == (
@@ -82,7 +82,7 @@ def test_the_total_is_the_weighted_sum_of_the_parts(parts: list[tuple[float, lis
     built, want = [], 0.0
     for index, (weight, components) in enumerate(parts):
         result = sum_components("r", tuple(Component("c", raw, weighted) for raw, weighted in components), "")
-        built.append(Part(f"p{index}", weight, lambda view, truth, result=result: result))  # type: ignore[misc]
+        built.append(CompositionPart(f"p{index}", weight, lambda view, truth, result=result: result))  # type: ignore[misc]
         want += weight * result.total
     score = compose_scorers("whole", built)(EMPTY, TRUTH)
     assert score.total == pytest.approx(want, abs=1e-6)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forage_runtime.errors import SettingsError
-from forage_runtime.security.tokens import TokenFile, authorization_metadata, read_token
+from forage_runtime.security.token_file import TokenFile, authorization_metadata, read_token
 
 
 @pytest.mark.parametrize(

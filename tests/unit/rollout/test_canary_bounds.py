@@ -7,7 +7,7 @@ import math
 import pytest
 
 from forage_proto.v1.trajectory_pb2 import Canary
-from forage_rollout.core.arguments import is_exact
+from forage_rollout.vllm_start.vllm_args import is_exact
 from forage_runtime.settings import EngineSettings
 from forage_weights.rollout.canary import TOLERANCES, CanaryBounds
 

@@ -19,12 +19,12 @@ from forage_rollout.links.frames import (
     unpack_generation,
     unpack_request,
 )
-from forage_rollout.loop.generation import Generation, Request
+from forage_rollout.loop.generation import Generation, GenerationRequest
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 COUNTS = st.integers(0, 2**32 - 1)
 REQUESTS = st.builds(
-    Request,
+    GenerationRequest,
     token_ids=TOKENS,
     max_tokens=COUNTS,
     temperature=st.floats(allow_nan=False),
@@ -42,12 +42,12 @@ GENERATIONS = st.builds(
     st.lists(st.tuples(st.integers(0, 2**62), st.integers(0, 2**62), COUNTS, COUNTS), max_size=4),
     st.booleans(),
 )
-ASKED = Request([1, 2, 3], 4, 0.5, 0.9, 7, 11, ("</x>",), 2, "group", 5)
+ASKED = GenerationRequest([1, 2, 3], 4, 0.5, 0.9, 7, 11, ("</x>",), 2, "group", 5)
 
 
 @settings(max_examples=40)
 @given(REQUESTS)
-def test_a_request_arrives_as_it_was_sent(request: Request) -> None:
+def test_a_request_arrives_as_it_was_sent(request: GenerationRequest) -> None:
     assert unpack_request(pack_request(request)) == request
 
 

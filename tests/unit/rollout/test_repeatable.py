@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from forage_rollout.core.repeatable import prepare_repeatable
+from forage_rollout.vllm_start.vllm_args import prepare_repeatable
 from forage_runtime.errors import SettingsError
 from forage_runtime.settings import EngineSettings
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ValidationError, field_validator
 
-from forage_rollout.core.start_errors import EngineStartError, LastingStartError, describe_failure, read_failure
+from forage_rollout.vllm_start.start_errors import EngineStartError, LastingStartError, describe_failure, read_failure
 from forage_runtime.errors import SettingsError
 
 MODEL = Path("/models/mine")

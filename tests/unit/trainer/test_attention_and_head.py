@@ -13,7 +13,7 @@ from transformers import Qwen2ForCausalLM
 
 from forage_trainer.engine import head as head_module
 from forage_trainer.engine.attention import attend_within_rows, build_row_arguments
-from forage_trainer.engine.head import FusedHead, Question, find_obstacle, score_logits
+from forage_trainer.engine.head import FusedHead, HeadQuery, find_obstacle, score_logits
 
 LENGTHS = [1, 7, 33, 1, 2, 20]
 OFFSETS = torch.tensor([0, *LENGTHS]).cumsum(0)
@@ -108,7 +108,7 @@ def build_head(tokens: int, vocabulary: int = 50) -> tuple[FusedHead, torch.Tens
 def test_log_probs_and_entropies_are_those_of_numpy(temperature: float | str, tokens: int) -> None:
     layer, hidden, labels = build_head(tokens)
     one = torch.linspace(0.4, 1.7, tokens) if temperature == "each" else float(temperature)
-    question = Question(labels, one, None, entropy=True, entropy_gradient=False)
+    question = HeadQuery(labels, one, None, entropy=True, entropy_gradient=False)
     kept = score_logits(layer(hidden), question)
     layer.question = question
     fused = layer(hidden)[0].unbind(-1)
@@ -139,7 +139,7 @@ def test_gradients_are_those_of_a_plain_computation(
     one = torch.linspace(0.4, 1.7, tokens) if temperature == "each" else float(temperature)
     chosen = torch.tensor([3, 0, 11, 7, 7, 1, 2])
     some = one[chosen] if isinstance(one, torch.Tensor) else one
-    question = Question(labels[chosen], some, chosen, entropy=True, entropy_gradient=entropy_gradient)
+    question = HeadQuery(labels[chosen], some, chosen, entropy=True, entropy_gradient=entropy_gradient)
     weights = torch.randn(2, len(chosen))
 
     def combine(log_probs: torch.Tensor, entropy: torch.Tensor | None) -> torch.Tensor:
@@ -174,7 +174,7 @@ def test_logits_never_exist_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(head_module, "CHUNK_TOKENS", 10)
     layer, hidden, labels = build_head(200, vocabulary=300)
-    layer.question = Question(labels, 1.0, None, entropy=True, entropy_gradient=True)
+    layer.question = HeadQuery(labels, 1.0, None, entropy=True, entropy_gradient=True)
     with Largest() as largest:
         layer(hidden).sum().backward()
     assert largest.numel == 300 * 16
@@ -224,7 +224,7 @@ def test_in_bf16_every_row_has_its_temperature_and_not_one_rounded_to_bf16() -> 
     with torch.no_grad():
         layer.weight.copy_(torch.stack([torch.ones(64), torch.zeros(64)]))
         temperature = torch.full((2000,), 0.7)
-        layer.question = Question(torch.zeros(2000, dtype=torch.long), temperature, None, True, False)
+        layer.question = HeadQuery(torch.zeros(2000, dtype=torch.long), temperature, None, True, False)
         log_probs = layer(hidden)[0, :, 0].double()
     expected = torch.stack([hidden[0].double().sum(-1) / 0.7, torch.zeros(2000)], -1).log_softmax(-1)[:, 0]
     assert float(log_probs.mean() / expected.mean()) == pytest.approx(1, abs=3e-4)

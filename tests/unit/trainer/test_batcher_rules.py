@@ -10,7 +10,7 @@ import pytest
 from forage_queue.streams.client import StreamClient
 from forage_queue.trainer.batcher import Batcher
 from forage_queue.trainer.feeder import Feeder
-from forage_queue.trainer.places import ConsumedSlots
+from forage_queue.trainer.slots import ConsumedSlots
 from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import load_settings
 from forage_runtime.telemetry.health import Health

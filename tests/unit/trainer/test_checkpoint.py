@@ -362,15 +362,15 @@ def test_a_checkpoint_is_made_durable_beside_the_next_steps(tmp_path: Path, monk
     monkeypatch.setattr(checkpoint, "compute_digests", compute_late)
     checkpoints = Checkpoints(tmp_path, 2, 10)
     checkpoints.begin(5, 2, "data", CONSUMED, {}, make_writer("state of step 5"))
-    assert checkpoints.settle(wait=False) is None
+    assert checkpoints.poll() is None
     assert checkpoints.find_newest() is None, "nothing is visible before it is durable"
-    with pytest.raises(RuntimeError, match="not settled"):
+    with pytest.raises(RuntimeError, match="was not waited for"):
         checkpoints.begin(6, 2, "data", CONSUMED, {}, make_writer("state of step 6"))
     goes_on.set()
-    path = checkpoints.settle(wait=True)
+    path = checkpoints.wait()
     assert path is not None
     assert read_checkpoint(path).consumed == CONSUMED
-    assert checkpoints.settle(wait=True) is None, "each is returned once"
+    assert checkpoints.wait() is None, "each is returned once"
 
 
 def test_an_end_waits_for_the_checkpoint_and_a_failed_one_leaves_nothing(
@@ -387,7 +387,7 @@ def test_an_end_waits_for_the_checkpoint_and_a_failed_one_leaves_nothing(
     monkeypatch.setattr(checkpoint, "compute_digests", fill_up)
     checkpoints.begin(6, 2, "data", CONSUMED, {}, make_writer("w"))
     with pytest.raises(DiskFullError, match="step_6 cannot be written"):
-        checkpoints.settle(wait=True)
+        checkpoints.wait()
     checkpoints.begin(7, 2, "data", CONSUMED, {}, make_writer("w"))
     checkpoints.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_5"]
@@ -402,7 +402,7 @@ def test_a_checkpoint_that_is_not_confirmed_replaces_none(tmp_path: Path) -> Non
 
     checkpoints.begin(5, 1, "data", CONSUMED, {}, make_writer("of the earlier trainer"), confirm=refuse)
     with pytest.raises(FencedError):
-        checkpoints.settle(wait=True)
+        checkpoints.wait()
     assert (tmp_path / "step_5/state/weights.pt").read_text() == "weights 5"
     checkpoints.begin(6, 1, "data", CONSUMED, {}, make_writer("of the earlier trainer"), confirm=refuse)
     checkpoints.close()

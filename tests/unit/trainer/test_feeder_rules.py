@@ -12,7 +12,7 @@ from arrived_groups import arrive
 from forage_proto.v1.trajectory_pb2 import GroundTruth, Prompt, TrajectoryGroup
 from forage_queue.streams.client import Entry, StreamClient
 from forage_queue.trainer.feeder import Batches, Feeder
-from forage_queue.trainer.places import ConsumedSlots, Held, Place, ReadyOrder
+from forage_queue.trainer.slots import BufferedGroup, ConsumedSlots, ReadyOrder, Slot
 from forage_records.questions import Question
 from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import load_settings
@@ -50,14 +50,14 @@ def build_feeder(size: int) -> tuple[Feeder, IssuedStreams]:
     return Feeder(settings, cast(StreamClient, streams), batches, cast(RedisRetry, call), equal), streams
 
 
-def take(feeder: Feeder, size: int, steps: range, order: Callable[[list[Place]], list[Place]] = sorted) -> list[int]:
-    """Take steps of all groups that were issued, in the order in which they arrive; the places of each step."""
+def take(feeder: Feeder, size: int, steps: range, order: Callable[[list[Slot]], list[Slot]] = sorted) -> list[int]:
+    """Take steps of all groups that were issued, in the order in which they arrive; the slots of each step."""
     ready, counts = ReadyOrder(size, STALENESS, feeder.list_open), []
     for step in steps:
         feeder.issue_up_to_bound(step - 1)
         held = {
-            place: Held(Entry(b"%d-0" % number, arrive(TrajectoryGroup())), step - 1)
-            for number, place in enumerate(order(feeder.list_open()))
+            slot: BufferedGroup(Entry(b"%d-0" % number, arrive(TrajectoryGroup())), step - 1)
+            for number, slot in enumerate(order(feeder.list_open()))
         }
         taken, missing = ready.choose(step, held)
         assert missing == [], f"step {step} waits for ever"
@@ -66,19 +66,19 @@ def take(feeder: Feeder, size: int, steps: range, order: Callable[[list[Place]],
     return counts
 
 
-def take_last(places: list[Place]) -> list[Place]:
-    return sorted(places, reverse=True)
+def take_last(slots: list[Slot]) -> list[Slot]:
+    return sorted(slots, reverse=True)
 
 
-def take_low(places: list[Place]) -> list[Place]:
-    return sorted(places, key=lambda place: place[1])
+def take_low(slots: list[Slot]) -> list[Slot]:
+    return sorted(slots, key=lambda slot: slot[1])
 
 
 @pytest.mark.parametrize(("before", "after"), [(8, 4), (8, 2), (6, 4), (4, 4), (4, 8)])
 @pytest.mark.parametrize("order", [sorted, take_last, take_low], ids=["first", "last", "low"])
 @pytest.mark.parametrize("taken", [1, 3])
 def test_a_run_that_goes_on_with_another_batch_size_has_groups_for_its_last_steps(
-    before: int, after: int, order: Callable[[list[Place]], list[Place]], taken: int
+    before: int, after: int, order: Callable[[list[Slot]], list[Slot]], taken: int
 ) -> None:
     first, _ = build_feeder(before)
     first.align(0)
@@ -87,10 +87,10 @@ def test_a_run_that_goes_on_with_another_batch_size_has_groups_for_its_last_step
     feeder.settled.load_state_dict(first.settled.state_dict())
     feeder.align(taken)
     assert take(feeder, after, range(taken + 1, STEPS + 1), order) == [after] * (STEPS - taken)
-    places = [(prompt.batch, prompt.position) for prompt in streams.prompts]
-    assert len(places) == len(set(places))
-    assert not any(place in first.settled for place in places), "what is settled, and batches that are over, stay so"
-    assert 0 <= len(places) - (STEPS - taken) * after < after, "as many as the steps need, in whole batches"
+    slots = [(prompt.batch, prompt.position) for prompt in streams.prompts]
+    assert len(slots) == len(set(slots))
+    assert not any(slot in first.settled for slot in slots), "what is settled, and batches that are over, stay so"
+    assert 0 <= len(slots) - (STEPS - taken) * after < after, "as many as the steps need, in whole batches"
 
 
 def test_no_group_is_asked_for_under_a_version_that_never_comes() -> None:

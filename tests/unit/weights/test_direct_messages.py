@@ -7,11 +7,11 @@ import uuid
 
 import pytest
 
-from forage_weights.direct import Answer, Request, decode_answer, decode_request
+from forage_weights.direct import Answer, TransferRequest, decode_answer, decode_request
 
 
 def test_messages_are_checked() -> None:
-    request = Request(uuid.uuid4().hex, (("w", 5),), "127.0.0.1:1", "GPU-0", ("127.0.0.1:2",))
+    request = TransferRequest(uuid.uuid4().hex, (("w", 5),), "127.0.0.1:1", "GPU-0", ("127.0.0.1:2",))
     assert decode_request(request.encode()) == request
     answer = Answer(1 << 20, is_busy=True, peer="127.0.0.1:1", backend="nccl")
     assert decode_answer(answer.encode()) == answer

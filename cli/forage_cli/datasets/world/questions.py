@@ -51,7 +51,7 @@ TWO_HOP = {
 
 
 @dataclass(frozen=True)
-class Question:
+class WorldQuestion:
     """A question with its accepted answers. `entities`: the names to search for, one per hop."""
 
     split: str
@@ -77,11 +77,11 @@ def split_countries(facts: Facts, seed: int) -> dict[str, str]:
     return splits
 
 
-def make_questions(facts: Facts, seed: int) -> dict[str, list[Question]]:
+def make_questions(facts: Facts, seed: int) -> dict[str, list[WorldQuestion]]:
     """Make every split's questions, shuffled in an order that depends on `seed` alone."""
     splits = split_countries(facts, seed)
     rng = random.Random(f"questions-{seed}")
-    by_split: dict[str, list[Question]] = {split: [] for split in SPLITS}
+    by_split: dict[str, list[WorldQuestion]] = {split: [] for split in SPLITS}
     for country in facts.countries.values():
         if _is_askable(country):
             by_split[splits[country.code]] += _ask_about_country(country, splits[country.code], rng)
@@ -115,23 +115,23 @@ def _find_targets(country: Country, asked: str) -> tuple[str, ...] | None:
     return None
 
 
-def _ask_about_country(country: Country, split: str, rng: random.Random) -> Iterator[Question]:
+def _ask_about_country(country: Country, split: str, rng: random.Random) -> Iterator[WorldQuestion]:
     for asked in ("capital", "currency"):
         targets = _find_targets(country, asked)
         if targets is not None:
             text = rng.choice(ONE_HOP[asked]).format(x=country.name)
-            yield Question(split, text, targets, (country.name,), country.code)
+            yield WorldQuestion(split, text, targets, (country.name,), country.code)
 
 
-def _ask_about_place(place: Place, country: Country, split: str, rng: random.Random) -> Iterator[Question]:
+def _ask_about_place(place: Place, country: Country, split: str, rng: random.Random) -> Iterator[WorldQuestion]:
     role = place.kind if place.kind in ("city", "capital", "currency") else "region"
     words = {"x": place.name, "kind": place.kind}
     if _reveals_answer(place.name, country.name):
         return
     text = rng.choice(ONE_HOP[f"of_{role}"]).format(**words)
-    yield Question(split, text, (country.name, *country.aliases), (place.name,), country.code)
+    yield WorldQuestion(split, text, (country.name, *country.aliases), (place.name,), country.code)
     for asked in ("capital", "currency"):
         targets = _find_targets(country, asked)
         if asked != role and targets is not None and not _reveals_answer(place.name, targets[0]):
             text = rng.choice(TWO_HOP[asked, role]).format(**words)
-            yield Question(split, text, targets, (place.name, country.name), country.code)
+            yield WorldQuestion(split, text, targets, (place.name, country.name), country.code)

@@ -11,7 +11,7 @@ from forage_cli.datasets.manifest import write_manifest
 from forage_cli.datasets.question_file import NUMBER, TEXT, TEXTS, make_question_row, write_question_rows
 from forage_cli.datasets.world.corpus import make_passages
 from forage_cli.datasets.world.facts import SOURCE_PACKAGES, Facts, load_facts
-from forage_cli.datasets.world.questions import Question, make_questions
+from forage_cli.datasets.world.questions import WorldQuestion, make_questions
 from forage_runtime.text.search_prompt import PROMPT_PREFIX, format_search_prompt
 
 DATA_SOURCE = "world_facts"
@@ -59,7 +59,7 @@ def write_data_set(
     return questions, write_manifest(out, counts, names, (*SOURCE_PACKAGES, "pyarrow"))
 
 
-def _make_row(question: Question, index: int, data_source: str, prefix: str) -> dict[str, object]:
+def _make_row(question: WorldQuestion, index: int, data_source: str, prefix: str) -> dict[str, object]:
     info = {
         "split": question.split,
         "index": index,

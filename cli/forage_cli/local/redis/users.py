@@ -15,7 +15,7 @@ import redis
 from forage_queue.streams.connection import connect, load_functions, name_server, save_facts
 from forage_queue.streams.users import Role, describe_all, hash_password, name_user
 from forage_runtime.errors import SettingsError, UnavailableError, UserError
-from forage_runtime.security.tokens import read_tokens
+from forage_runtime.security.token_file import read_tokens
 from forage_runtime.settings import Settings, load_settings
 from forage_runtime.telemetry.logs import get_logger
 

@@ -14,7 +14,7 @@ TRAINING = "trajectories"
 """The stream of groups that are trained on; those of validations have other names."""
 LOSS = "lose_data"
 """What a test records when it takes data from the server: rules of a durable server do not hold across it."""
-Place = tuple[str, int, int, int]
+Attempt = tuple[str, int, int, int]
 """(stream, batch, position, attempt)"""
 
 
@@ -41,18 +41,18 @@ class RecordedRun:
         self.finishes = history.select("finish")
         self.removals = history.select("discard", "reject")
         self.acquisitions = [one for one in history.select("acquire_epoch") if one.happened]
-        self.issues: dict[Place, list[Operation]] = defaultdict(list)
+        self.issues: dict[Attempt, list[Operation]] = defaultdict(list)
         self.is_strict = limits.batching == "strict"
         self.positions: dict[int, dict[str, int]] = defaultdict(dict)
-        self.places: dict[str, tuple[int, int]] = {}
+        self.slots: dict[str, tuple[int, int]] = {}
         """uid → (batch, position)"""
         for one in self.operations:
             if one.kind == "issue":
                 if one.may_have_happened:
-                    self.issues[place_of(one["stream"], one.fields)].append(one)
+                    self.issues[attempt_of(one["stream"], one.fields)].append(one)
                 if one["stream"] == TRAINING:
                     self.positions[one["batch"]][one["uid"]] = one["position"]
-                    self.places[one["uid"]] = one["batch"], one["position"]
+                    self.slots[one["uid"]] = one["batch"], one["position"]
         self.claims = _index_entries(history.select("claim_prompts", "take_over_prompts", "reclaim_prompts"))
         self.takes = _index_entries(history.select("claim_groups", "reclaim_groups"))
 
@@ -80,7 +80,7 @@ class RecordedRun:
     def outstanding(self) -> dict[int, list[int]]:
         """Batch → positions that were issued and are not acknowledged."""
         last = max(self.acknowledged, default=0) if self.is_strict else 0
-        counted = {self.places.get(uid) for uid in self.counted if not self.is_strict}
+        counted = {self.slots.get(uid) for uid in self.counted if not self.is_strict}
         later = {
             batch: {position for position in uids.values() if (batch, position) not in counted}
             for batch, uids in self.positions.items()
@@ -93,7 +93,7 @@ class RecordedRun:
         return any(not loss.precedes(first) and not second.precedes(loss) for loss in self.losses)
 
 
-def place_of(stream: str, fields: dict[str, Any]) -> Place:
+def attempt_of(stream: str, fields: dict[str, Any]) -> Attempt:
     """What an operation of that stream is about."""
     return stream, fields["batch"], fields["position"], fields["attempt"]
 

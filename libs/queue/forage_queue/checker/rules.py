@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from forage_queue.checker.operations import Operation
-from forage_queue.checker.recorded_run import TRAINING, Place, RecordedRun, place_of
+from forage_queue.checker.recorded_run import TRAINING, Attempt, RecordedRun, attempt_of
 
 PROMPTS = "prompts"
 _OF_TRAINER = ("issue", "claim_groups", "reclaim_groups", "acknowledge", "discard", "close_replies", "publish")
@@ -47,7 +47,7 @@ def _find_lost(run: RecordedRun) -> Iterator[Violation]:
             expected = set(range(size)) | set(issued.values())
             for position in sorted(expected - covered):
                 asked = TRAINING, batch, position
-                issues = [one for place, found in run.issues.items() if place[:3] == asked for one in found]
+                issues = [one for attempt, found in run.issues.items() if attempt[:3] == asked for one in found]
                 yield Violation("lost", f"position {position} of batch {batch} was never acknowledged", (*issues, done))
 
 
@@ -93,18 +93,18 @@ def _find_twice(run: RecordedRun) -> Iterator[Violation]:
 
 
 def _find_settled_twice(run: RecordedRun) -> Iterator[Violation]:
-    """Whichever step settles a place, no other does, and none does with two groups."""
+    """Whichever step settles a slot, no other does, and none does with two groups."""
     settled: dict[tuple[int, int], tuple[str, Operation]] = {}
     for one in run.acknowledgements:
         for uid in {*one["uids"], *one["dropped"]} if one.happened else ():
-            place = run.places.get(uid)
-            if place is None:
+            slot = run.slots.get(uid)
+            if slot is None:
                 continue
-            other, first = settled.get(place, (uid, one))
+            other, first = settled.get(slot, (uid, one))
             if (other, first["step"]) == (uid, one["step"]) or run.was_lost(first, one):
-                settled[place] = uid, one
+                settled[slot] = uid, one
             else:
-                what = f"position {place[1]} of batch {place[0]} was settled by steps {first['step']} and {one['step']}"
+                what = f"position {slot[1]} of batch {slot[0]} was settled by steps {first['step']} and {one['step']}"
                 yield Violation("twice", what, (first, one))
 
 
@@ -142,21 +142,21 @@ def _find_late(run: RecordedRun) -> Iterator[Violation]:
 
 def _find_unfounded(run: RecordedRun) -> Iterator[Violation]:
     """What is acknowledged was taken before, what is taken was finished, what is finished was claimed and issued."""
-    finishes: dict[Place, list[Operation]] = defaultdict(list)
+    finishes: dict[Attempt, list[Operation]] = defaultdict(list)
     for one in run.finishes:
-        place = place_of(one["stream"], one.fields)
-        finishes[place].append(one)
+        attempt = attempt_of(one["stream"], one.fields)
+        finishes[attempt].append(one)
         claims = [
             (claim, entry)
             for claim, entry in run.claims[TRAINING, one["entry"]]
-            if claim.ended_before(one) and place_of(entry["stream"], entry) == place and entry["uid"] == one["uid"]
+            if claim.ended_before(one) and attempt_of(entry["stream"], entry) == attempt and entry["uid"] == one["uid"]
         ]
         if not one.happened:
             continue
         if not claims:
             yield Violation("unfounded", f"group {one['uid']} was finished, and its prompt not claimed before", (one,))
             continue
-        issues = [issue for issue in run.issues[place] if issue["uid"] == one["uid"]]
+        issues = [issue for issue in run.issues[attempt] if issue["uid"] == one["uid"]]
         if not any(not claim.precedes(issue) for issue in issues for claim, _ in claims):
             sentence = f"the prompt of group {one['uid']} was claimed, and not issued before"
             yield Violation("unfounded", sentence, (claims[0][0], *issues, one))
@@ -164,7 +164,7 @@ def _find_unfounded(run: RecordedRun) -> Iterator[Violation]:
         if not one.happened:
             continue
         step = one["step"]
-        for uid in {*one["uids"], *one["dropped"]} - (run.positions[step] if run.is_strict else run.places).keys():
+        for uid in {*one["uids"], *one["dropped"]} - (run.positions[step] if run.is_strict else run.slots).keys():
             yield Violation("unfounded", f"step {step} counts group {uid}, which was not issued for it", (one,))
         if len(one["uids"]) != len(one["entries"]):
             sentence = f"step {step} counts {len(one['uids'])} groups, and {len(one['entries'])} left the stream"
@@ -179,7 +179,7 @@ def _find_unfounded(run: RecordedRun) -> Iterator[Violation]:
                 yield Violation("unfounded", f"step {step} counts group {uid}, which no trainer took", (one,))
                 continue
             found = [
-                other for _, group in takes for other in finishes[place_of(TRAINING, group)] if other["uid"] == uid
+                other for _, group in takes for other in finishes[attempt_of(TRAINING, group)] if other["uid"] == uid
             ]
             if not any(not take.precedes(other) for other in found for take, _ in takes):
                 sentence = f"step {step} counts group {uid}, which no worker had finished"
@@ -195,14 +195,14 @@ def _find_foreign(run: RecordedRun) -> Iterator[Violation]:
         for entry in one["entries"]:
             if not any(take.ended_before(one) for take, _ in run.takes[one["stream"], entry]):
                 yield Violation("unfounded", f"entry {entry} was discarded, and not taken before", (one,))
-    finishes: dict[Place, list[Operation]] = defaultdict(list)
+    finishes: dict[Attempt, list[Operation]] = defaultdict(list)
     for one in run.finishes:
-        finishes[place_of(one["stream"], one.fields)].append(one)
+        finishes[attempt_of(one["stream"], one.fields)].append(one)
     for (stream, entry), takes in run.takes.items():
         if stream == TRAINING or (stream, entry) in rejected:  # what is trained on has a rule of its own
             continue
         for take, group in takes[:1]:
-            if not any(not take.precedes(other) for other in finishes[place_of(stream, group)]):
+            if not any(not take.precedes(other) for other in finishes[attempt_of(stream, group)]):
                 yield Violation("unfounded", f"answer {group['uid']} was taken, and not finished before", (take,))
 
 
@@ -284,16 +284,16 @@ def _find_stale(run: RecordedRun) -> Iterator[Violation]:
     """No token that counts is older than `trainer.max_staleness` allows."""
     if run.limits.max_staleness is None:
         return
-    oldest: dict[tuple[Place, str], tuple[int, Operation]] = {}
+    oldest: dict[tuple[Attempt, str], tuple[int, Operation]] = {}
     for one in run.finishes:
         versions = [version for row in one["versions"] for version, _ in row]
         if versions and one.happened:
-            oldest[place_of(one["stream"], one.fields), one["uid"]] = min(versions), one
+            oldest[attempt_of(one["stream"], one.fields), one["uid"]] = min(versions), one
     for step, done in run.acknowledged.items():
         bound = step - 1 - run.limits.max_staleness
         for entry in done["entries"]:
             for _, group in run.takes[TRAINING, entry][:1]:
-                version, finish = oldest.get((place_of(TRAINING, group), group["uid"]), (bound, done))
+                version, finish = oldest.get((attempt_of(TRAINING, group), group["uid"]), (bound, done))
                 if version < bound:
                     sentence = f"step {step} counts tokens of version {version}, and {bound} is the oldest allowed"
                     yield Violation("stale", sentence, (finish, done))

@@ -122,21 +122,21 @@ class StreamClient(RunKeys):
         """Put a prompt on the stream; False if its (reply stream, batch, position, attempt) was issued before."""
         stream = prompt.reply_stream or self.trajectories
         keys = [self.prompts, self._issue_table(stream, prompt.batch), self.key("issued")]
-        place = f"{prompt.position}/{prompt.attempt}"
+        attempt = f"{prompt.position}/{prompt.attempt}"
         batch = str(prompt.batch) if stream == self.trajectories else ""
-        return bool(self._run_fenced("issue", keys, place, prompt.group_uid, prompt.SerializeToString(), batch))
+        return bool(self._run_fenced("issue", keys, attempt, prompt.group_uid, prompt.SerializeToString(), batch))
 
     def read_issues(self, stream: str, batch: int) -> dict[tuple[int, int], str]:
         """Read the prompts issued for a batch of a reply stream: (position, attempt) → group uid.
 
-        Empty once the batch is over: all its places are acknowledged.
+        Empty once the batch is over: all its slots are acknowledged.
         """
         table = self._call(self._redis.hgetall, self._issue_table(stream, batch))
-        return {_parse_place(place): value.decode().partition(" ")[2] for place, value in table.items()}
+        return {_parse_attempt(attempt): value.decode().partition(" ")[2] for attempt, value in table.items()}
 
     def find_absent(self, stream: str, batch: int) -> set[tuple[int, int]]:
         """The (position, attempt) of a batch whose prompts are not on the stream: each was finished, or is lost."""
-        return {_parse_place(p) for p in self._run("find_absent", [self.prompts, self._issue_table(stream, batch)])}
+        return {_parse_attempt(p) for p in self._run("find_absent", [self.prompts, self._issue_table(stream, batch)])}
 
     def read_issued(self) -> list[Issue]:
         """Read every prompt that was issued for training, attempts included, in the order of batches."""
@@ -144,14 +144,14 @@ class StreamClient(RunKeys):
             int(batch): [line.split(" ", 1) for line in lines.decode().split("\n") if line]
             for batch, lines in self._read_hash("issued").items()
         }
-        issues = [Issue(batch, *_parse_place(place), uid) for batch, rows in history.items() for place, uid in rows]
+        issues = [Issue(batch, *_parse_attempt(name), uid) for batch, rows in history.items() for name, uid in rows]
         batch = 1
         while batch <= max(history, default=0) or self._call(
             self._redis.exists, self._issue_table(self.trajectories, batch)
         ):
             if batch not in history:
                 table = self.read_issues(self.trajectories, batch)
-                issues += [Issue(batch, *place, uid) for place, uid in table.items()]
+                issues += [Issue(batch, *attempt, uid) for attempt, uid in table.items()]
             batch += 1
         return sorted(issues, key=lambda issue: (issue.batch, issue.position, issue.attempt))
 
@@ -589,9 +589,9 @@ class StreamClient(RunKeys):
         return entries
 
 
-def _parse_place(place: bytes | str) -> tuple[int, int]:
-    text = place.decode() if isinstance(place, bytes) else place
-    position, attempt = text.split("/")
+def _parse_attempt(name: bytes | str) -> tuple[int, int]:
+    """(position, attempt) in a field of an issue table."""
+    position, attempt = (name.decode() if isinstance(name, bytes) else name).split("/")
     return int(position), int(attempt)
 
 

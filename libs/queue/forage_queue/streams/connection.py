@@ -21,7 +21,7 @@ from redis.retry import Retry
 from forage_queue.streams.functions import build_facts, build_library, name_function
 from forage_runtime.addresses import join_address, split_address
 from forage_runtime.errors import ForageError, SettingsError, UnavailableError
-from forage_runtime.security.tokens import TokenFile, read_token
+from forage_runtime.security.token_file import TokenFile, read_token
 from forage_runtime.settings import RedisSettings
 
 _MEBI = 2**20

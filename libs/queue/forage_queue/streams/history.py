@@ -164,8 +164,8 @@ def _describe_prompt(prompt: Prompt) -> Fields:
 
 
 def _describe_group(group: Group | TrajectoryGroup) -> Fields:
-    place = {"batch": group.batch, "position": group.position, "attempt": group.attempt}
-    return {**place, "uid": group.group_uid}
+    issue = {"batch": group.batch, "position": group.position, "attempt": group.attempt}
+    return {**issue, "uid": group.group_uid}
 
 
 def _describe_finish(entry: Any, group: PackedGroup) -> Fields:

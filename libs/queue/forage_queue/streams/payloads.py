@@ -57,7 +57,7 @@ class Payloads:
         self.inline_bytes = settings.redis.inline_bytes
         url = settings.redis.payloads_url
         self.where = redact_url(url) if url else str(settings.run.folder / FOLDER)
-        self._place = _open(url, settings.run.id) if url else _Folder(settings.run.folder / FOLDER)
+        self._store = _open(url, settings.run.id) if url else _Folder(settings.run.folder / FOLDER)
         self._known = self._offered = ""
         self._written: dict[str, StoredPart] = {}
 
@@ -65,7 +65,7 @@ class Payloads:
         """Mark the place as this trainer's, once, and return the mark; empty where it cannot be written."""
         try:
             if not self._offered and not self._read_mark():
-                self._place.write(_SHARED, os.urandom(8).hex().encode())
+                self._store.write(_SHARED, os.urandom(8).hex().encode())
             # That of another trainer which started with this one, maybe.
             self._offered = self._offered or self._read_mark()
         except Exception as error:  # noqa: BLE001 - each file system has errors of its own
@@ -87,7 +87,7 @@ class Payloads:
             UnavailableError: the place cannot be read now.
         """
         try:
-            return self._place.read(_SHARED).decode() in ("", mark)
+            return self._store.read(_SHARED).decode() in ("", mark)
         except FileNotFoundError:
             return False
         except Exception as error:
@@ -108,7 +108,7 @@ class Payloads:
             data = PackedGroup(columns=packed.columns, texts=packed.texts).SerializeToString()
             name = f"{int(time.time() * 1000):x}-{call}"
             try:
-                self._place.write(f"{stream}/{name}", data)
+                self._store.write(f"{stream}/{name}", data)
             except Exception as error:  # noqa: BLE001 - each file system has errors of its own
                 get_logger().warning("payload_not_written", place=self.where, detail=str(error))
                 return None
@@ -132,7 +132,7 @@ class Payloads:
         if not _NAME.fullmatch(stored.name):
             raise DecodeError(f"a group refers to the file {stored.name[:40]!r}, which is no name of one")
         try:
-            data = self._place.read(f"{stream}/{stored.name}")
+            data = self._store.read(f"{stream}/{stored.name}")
         except FileNotFoundError as error:
             if self._is_marked():
                 raise PayloadLostError(f"{self.where} has no {stream}/{stored.name}") from None
@@ -159,32 +159,32 @@ class Payloads:
         """
         for name in names:
             try:
-                self._place.delete(f"{stream}/{name}")
+                self._store.delete(f"{stream}/{name}")
             except FileNotFoundError:
                 pass
             except Exception as error:  # noqa: BLE001 - each file system has errors of its own
                 get_logger().warning("payload_not_deleted", place=self.where, name=name, detail=str(error))
         if is_closed:
-            self._place.remove_empty(stream)
+            self._store.remove_empty(stream)
 
     def list_old(self) -> dict[str, set[str]]:
         """List the files that are older than `ORPHAN_S`, by stream; nothing where they cannot be listed now."""
         try:
-            return {stream: old for stream in self._place.list("") if (old := self._list_old(stream))}
+            return {stream: old for stream in self._store.list("") if (old := self._list_old(stream))}
         except Exception as error:  # noqa: BLE001 - each file system has errors of its own
             get_logger().warning("payloads_not_listed", place=self.where, detail=str(error))
             return {}
 
     def _list_old(self, stream: str) -> set[str]:
-        names = self._place.list(stream)
+        names = self._store.list(stream)
         if not names:  # its trainer died before it could
-            self._place.remove_empty(stream)
+            self._store.remove_empty(stream)
         return {name for name in names if _NAME.fullmatch(name) and _measure_age_s(name) > ORPHAN_S}
 
     def _read_mark(self) -> str:
         """Read the mark of the place; empty where it has none."""
         try:
-            return self._place.read(_SHARED).decode()
+            return self._store.read(_SHARED).decode()
         except FileNotFoundError:
             return ""
 
@@ -200,7 +200,7 @@ def _measure_age_s(name: str) -> float:
     return time.time() - int(name.partition("-")[0], 16) / 1000
 
 
-class _Place(ABC):
+class _PayloadStore(ABC):
     """Files by their path within a folder."""
 
     @abstractmethod
@@ -222,7 +222,7 @@ class _Place(ABC):
         """Names in a folder; none where there is no such folder."""
 
 
-class _Folder(_Place):
+class _Folder(_PayloadStore):
     """A folder that the services of a run share."""
 
     def __init__(self, root: Path) -> None:
@@ -264,7 +264,7 @@ class _Folder(_Place):
         return [file.name for file in files]
 
 
-class _Store(_Place):
+class _ObjectStore(_PayloadStore):
     """A folder in an object store, whose files appear whole."""
 
     def __init__(self, system: Any, root: str) -> None:
@@ -291,10 +291,10 @@ class _Store(_Place):
         return [str(path).rstrip("/").rpartition("/")[2] for path in found]
 
 
-def _open(url: str, run_id: str) -> _Place:
+def _open(url: str, run_id: str) -> _PayloadStore:
     from fsspec.implementations.local import LocalFileSystem  # in the environments of trainer and rollout service alone
 
     system, root = open_file_system(url, "redis.payloads_url", "the environments of trainer and rollout service")
     if isinstance(system, LocalFileSystem):
         return _Folder(Path(root) / run_id)
-    return _Store(system, f"{root.rstrip('/')}/{run_id}")
+    return _ObjectStore(system, f"{root.rstrip('/')}/{run_id}")

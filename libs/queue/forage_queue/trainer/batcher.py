@@ -21,7 +21,7 @@ from forage_queue.streams.client import Entry, StreamClient
 from forage_queue.trainer import spans
 from forage_queue.trainer.feeder import Feeder, refill_number
 from forage_queue.trainer.idle import IdleTime
-from forage_queue.trainer.places import Held, Place, PlacesOfSteps, ReadyOrder, StrictOrder, place_of
+from forage_queue.trainer.slots import BufferedGroup, ReadyOrder, Slot, SlotsOfSteps, StrictOrder, slot_of
 from forage_records.step_file import Fate, GroupFate
 from forage_runtime.errors import ForageError
 from forage_runtime.retries import RedisRetry
@@ -43,7 +43,7 @@ MAX_STALE_ATTEMPTS = 10
 """Attempts of one position that may be dropped as stale: more mean that the engines do not take what is published."""
 _BLOCK_S = 1.0
 _AHEAD_INTERVAL_S = 0.05
-_NONE: PlacesOfSteps = {}
+_NONE: SlotsOfSteps = {}
 WAIT_SECONDS = Counter("forage_trainer_wait_seconds_total", "Time waited for groups; grows during the wait")
 DROPPED = Counter("forage_trainer_groups_dropped_total", "Groups that are not trained on", ["reason"])
 for _reason in ("stale", "duplicate", "equal", "failed", "straggler"):
@@ -59,14 +59,14 @@ _REPLACED = {
 class Receiver:
     """Who waits for groups.
 
-    accept: takes groups, and returns how many were of use. list_missing: returns the places without a group.
-    issue_again: issues a lost group again, from its place, the next attempt, and the uid of the last one (None where
+    accept: takes groups, and returns how many were of use. list_missing: returns the slots without a group.
+    issue_again: issues a lost group again, from its slot, the next attempt, and the uid of the last one (None where
     none was issued).
     """
 
     accept: Callable[[Entries], int]
-    list_missing: Callable[[], Collection[Place]]
-    issue_again: Callable[[Place, int, str | None], None]
+    list_missing: Callable[[], Collection[Slot]]
+    issue_again: Callable[[Slot, int, str | None], None]
 
 
 class Arrivals:
@@ -113,8 +113,8 @@ class Arrivals:
             self._on_silence()
             before = list(receiver.list_missing())
             lost = self.find_lost(receiver)
-            for place, (attempt, uid) in lost.items():
-                receiver.issue_again(place, attempt, uid)
+            for slot, (attempt, uid) in lost.items():
+                receiver.issue_again(slot, attempt, uid)
             if lost or list(receiver.list_missing()) != before:
                 self._arrived = time.monotonic()
         self._looked = time.monotonic()
@@ -170,7 +170,7 @@ class Arrivals:
         """Note that these groups have left the stream."""
         self._known.difference_update(ids)
 
-    def find_lost(self, receiver: Receiver) -> dict[Place, tuple[int, str | None]]:
+    def find_lost(self, receiver: Receiver) -> dict[Slot, tuple[int, str | None]]:
         """Find the missing groups that are nowhere: neither asked for, nor answered.
 
         A prompt leaves the prompts stream in the transaction that writes its group. So a group whose prompt was gone
@@ -180,7 +180,7 @@ class Arrivals:
             receiver: takes the groups that are found on the way.
 
         Returns:
-            place → (the attempt to issue next, the uid of the last one or None where none was issued).
+            slot → (the attempt to issue next, the uid of the last one or None where none was issued).
         """
         absent: dict[int, set[tuple[int, int]]] = {}
         issues: dict[int, dict[tuple[int, int], str]] = {}
@@ -188,7 +188,7 @@ class Arrivals:
             absent[batch] = self._retry(partial(self._streams.find_absent, self._stream, batch))
             issues[batch] = self._retry(partial(self._streams.read_issues, self._stream, batch))
         self.claim_all(receiver.accept)
-        lost: dict[Place, tuple[int, str | None]] = {}
+        lost: dict[Slot, tuple[int, str | None]] = {}
         for batch, position in receiver.list_missing():
             if batch not in issues:
                 continue  # it is missing since just now: a group that was there was issued again
@@ -226,13 +226,13 @@ class Arrivals:
     def _is_issued(self, group: Group) -> bool:
         if self._is_over(group.batch):
             return True
-        place = group.position, group.attempt
-        if self._issues.get(group.batch, {}).get(place) != group.group_uid:
+        attempt = group.position, group.attempt
+        if self._issues.get(group.batch, {}).get(attempt) != group.group_uid:
             issues = self._retry(partial(self._streams.read_issues, self._stream, group.batch))
             self._issues = {b: table for b, table in self._issues.items() if not self._is_over(b)} | {
                 group.batch: issues
             }
-        return self._issues[group.batch].get(place) == group.group_uid
+        return self._issues[group.batch].get(attempt) == group.group_uid
 
 
 class BatchTimeoutError(ForageError):
@@ -245,12 +245,12 @@ class StaleGroupsError(ForageError):
 
 @dataclass(frozen=True)
 class Batch:
-    """The groups of one step, in the order of their places.
+    """The groups of one step, in the order of their slots.
 
     number: the step. With trainer.batching=strict its groups were issued for the batch of this number.
     stale: groups that were dropped as stale and issued again.
-    stragglers: places that are settled without a group, because it did not arrive in time.
-    dropped: groups of these places that others have replaced; only those that this process has dropped.
+    stragglers: slots that are settled without a group, because it did not arrive in time.
+    dropped: groups of these slots that others have replaced; only those that this process has dropped.
     rollout_idle_s: see `IdleTime`; None where it is unknown.
     ends: batches that are over with this step.
     reserved: see `StrictOrder.reserve`.
@@ -259,11 +259,11 @@ class Batch:
     number: int
     entries: tuple[Entry[Group], ...]
     stale: int
-    stragglers: tuple[Place, ...] = ()
+    stragglers: tuple[Slot, ...] = ()
     dropped: tuple[GroupFate, ...] = ()
     rollout_idle_s: float | None = None
     ends: tuple[int, ...] = ()
-    reserved: tuple[Place, ...] = ()
+    reserved: tuple[Slot, ...] = ()
 
     @property
     def groups(self) -> list[Group]:
@@ -324,15 +324,15 @@ class Batcher:
         if settings.batching == "ready":
             self._order = ReadyOrder(batch_size, settings.max_staleness, feeder.list_open)
         self._settled = feeder.settled
-        self._held: dict[Place, Held] = {}
+        self._held: dict[Slot, BufferedGroup] = {}
         self._taken: set[bytes] = set()
-        self._places: Sequence[Place] = ()
+        self._slots: Sequence[Slot] = ()
         self._late: Entries = []
         self._consumed = 0
-        self._dropped: dict[Place, list[tuple[str, GroupFate]]] = {}
+        self._dropped: dict[Slot, list[tuple[str, GroupFate]]] = {}
         self._idle = IdleTime()
 
-    def start(self, consumed: int, replayed: PlacesOfSteps = _NONE, reserved: PlacesOfSteps = _NONE) -> int:
+    def start(self, consumed: int, replayed: SlotsOfSteps = _NONE, reserved: SlotsOfSteps = _NONE) -> int:
         """Forget the groups of steps up to `consumed`, and reclaim what an earlier process had claimed.
 
         Args:
@@ -344,7 +344,7 @@ class Batcher:
         self._consumed = consumed
         self._order.restart(self._settled, consumed, replayed, reserved)
         self._feeder.align(consumed)
-        self._held = {place: held for place, held in self._held.items() if place not in self._settled}
+        self._held = {slot: held for slot, held in self._held.items() if slot not in self._settled}
         self._accept(self._arrivals.reclaim())
         self._discard_late(consumed)
         return len(self._held)
@@ -382,7 +382,7 @@ class Batcher:
             if self._arrivals.silence_s > timeout_s:
                 raise BatchTimeoutError(
                     f"batch {number} lacks {len(missing)} of {self._size} groups after {now - began:.0f} s "
-                    f"(positions {_format_places(missing, number)}): is a rollout service running for this run?"
+                    f"(positions {_format_slots(missing, number)}): is a rollout service running for this run?"
                 )
             if now - logged > LOG_INTERVAL_S:
                 logged = now
@@ -391,7 +391,7 @@ class Batcher:
                     batch=number,
                     have=self._size - len(missing),
                     want=self._size,
-                    missing=_format_places(missing, number),
+                    missing=_format_slots(missing, number),
                     waited_s=round(now - began),
                 )
             self._arrivals.receive(receiver, _BLOCK_S)
@@ -400,9 +400,9 @@ class Batcher:
         WAIT_SECONDS.inc(time.monotonic() - counted)
         self._health.mark_ready("batch")
         here, missing = self._order.choose(number, self._held)
-        entries = tuple(self._held[place].entry for place in sorted(here))
-        self._taken, self._places = {entry.id for entry in entries}, [*here, *missing]
-        dropped = [pair for place in self._places for pair in self._dropped.get(place, ())]
+        entries = tuple(self._held[slot].entry for slot in sorted(here))
+        self._taken, self._slots = {entry.id for entry in entries}, [*here, *missing]
+        dropped = [pair for slot in self._slots for pair in self._dropped.get(slot, ())]
         return Batch(
             number,
             entries,
@@ -410,8 +410,8 @@ class Batcher:
             tuple(missing),
             tuple(fate for _, fate in dropped),
             self._idle.measure(entries),
-            self._settled.find_ends(self._places),
-            self._order.reserve(self._places),
+            self._settled.find_ends(self._slots),
+            self._order.reserve(self._slots),
         )
 
     @contextmanager
@@ -444,13 +444,13 @@ class Batcher:
 
     def mark_consumed(self, number: int) -> None:
         """Note that the step has trained on the batch it got last: later copies of its groups are superseded."""
-        self._settled.settle(number, self._places)
-        for place in self._places:
-            held = self._held.pop(place, None)
+        self._settled.settle(number, self._slots)
+        for slot in self._slots:
+            held = self._held.pop(slot, None)
             if held is not None and held.entry.id not in self._taken:
                 self._late.append(held.entry)
-            self._dropped.pop(place, None)
-        self._places = ()
+            self._dropped.pop(slot, None)
+        self._slots = ()
         self._consumed = max(self._consumed, number)
 
     def clear(self) -> None:
@@ -459,33 +459,33 @@ class Batcher:
         self._arrivals.claim_all(self._accept)
         self._discard_late(self._consumed)
 
-    def _list_absent(self, number: int) -> list[Place]:
-        return [place for place in self._order.list_candidates(number) if place not in self._held]
+    def _list_absent(self, number: int) -> list[Slot]:
+        return [slot for slot in self._order.list_candidates(number) if slot not in self._held]
 
     def _claim_until(self, over: threading.Event) -> None:
         with suppress(Stopped):  # the body meets the stop request itself
             while not over.wait(_AHEAD_INTERVAL_S):  # wait: pause between two claims
                 self._accept(self._arrivals.claim(0.0, over.is_set))
 
-    def _issue_again(self, place: Place, attempt: int, uid: str | None) -> None:
-        self._feeder.issue_again(*place, attempt, refill_number(uid) if uid else 0)
+    def _issue_again(self, slot: Slot, attempt: int, uid: str | None) -> None:
+        self._feeder.issue_again(*slot, attempt, refill_number(uid) if uid else 0)
 
     def _accept(self, entries: Entries) -> int:
         """Keep new groups and discard the others. Returns how many were new.
 
         Entries stay unacknowledged while they are held, and after their step until its checkpoint: when this process
         dies, the next one reclaims them. Only superseded groups are discarded, as a position can receive a second group
-        after a crash between reissue and discard, and those of places that steps in the ledger have settled.
+        after a crash between reissue and discard, and those of slots that steps in the ledger have settled.
         """
         new = 0
         for entry in entries:
             group = entry.message
-            place = place_of(group)
-            if place in self._settled:
+            slot = slot_of(group)
+            if slot in self._settled:
                 self._late.append(entry)
             elif group.position >= self._size:
                 self._discard(entry, "duplicate")
-            elif place not in self._held:
+            elif slot not in self._held:
                 new += 1
                 spans.record_claim(group)
                 # As in `_drop_stale`: the new prompt first, the old group second.
@@ -494,25 +494,25 @@ class Batcher:
                 elif self._feeder.refill(group):
                     self._discard(entry, "equal")
                 else:
-                    self._held[place] = Held(entry, oldest_version(group))
-            elif self._held[place].entry.id != entry.id:
+                    self._held[slot] = BufferedGroup(entry, oldest_version(group))
+            elif self._held[slot].entry.id != entry.id:
                 self._discard(entry, "duplicate")
         return new
 
-    def _report_stragglers(self, number: int, missing: list[Place], waited_s: float) -> None:
+    def _report_stragglers(self, number: int, missing: list[Slot], waited_s: float) -> None:
         DROPPED.labels("straggler").inc(len(missing))
         get_logger().warning(
             "stragglers_dropped",
             batch=number,
             missing=len(missing),
-            positions=_format_places(missing, number),
+            positions=_format_slots(missing, number),
             waited_s=round(waited_s, 1),
         )
 
     def _discard_late(self, acknowledged: int) -> None:
         late, self._late = self._late, []
         for entry in late:
-            if self._settled.step_of(place_of(entry.message)) <= acknowledged:
+            if self._settled.step_of(slot_of(entry.message)) <= acknowledged:
                 self._discard(entry, "duplicate")
             else:
                 self._late.append(entry)
@@ -520,22 +520,22 @@ class Batcher:
     def _drop_stale(self, number: int) -> None:
         """Drop the groups that are too stale for version `number - 1`, which is about to train in step `number`."""
         bound = number - 1 - self._settings.max_staleness
-        for place in self._order.list_candidates(number):
-            held = self._held.get(place)
+        for slot in self._order.list_candidates(number):
+            held = self._held.get(slot)
             if held is None or held.oldest is None or held.oldest >= bound:
                 continue
             group = held.entry.message
             attempts = group.attempt - refill_number(group.group_uid)
             if attempts >= MAX_STALE_ATTEMPTS:
                 raise StaleGroupsError(
-                    f"batch {place[0]}, position {place[1]}: after {attempts} further attempts the group was still "
+                    f"batch {slot[0]}, position {slot[1]}: after {attempts} further attempts the group was still "
                     f"sampled under version {held.oldest}, older than {bound}: the engines do not take what is "
                     "published; look for policy_refused in the rollout service's log"
                 )
             # The new prompt first, the old group second. A crash between the two repeats both, and issuing is
             # idempotent; in the other order it would leave the position without a group until it is found missing.
-            self._feeder.reissue(group, self._order.note_stale(number, place))
-            del self._held[place]
+            self._feeder.reissue(group, self._order.note_stale(number, slot))
+            del self._held[slot]
             self._discard(held.entry, "stale")
 
     def _discard(self, entry: Entry[Group], reason: str) -> None:
@@ -544,7 +544,7 @@ class Batcher:
         group = entry.message
         if because := _REPLACED.get(reason):
             fate = GroupFate(group.group_uid, group.position, group.attempt, Fate.DROPPED, f"{reason}: {because}")
-            self._dropped.setdefault(place_of(group), []).append((reason, fate))
+            self._dropped.setdefault(slot_of(group), []).append((reason, fate))
         spans.record_drop(group, reason)
         get_logger().info(
             "group_dropped",
@@ -556,10 +556,10 @@ class Batcher:
         )
 
 
-def _format_places(places: list[Place], number: int) -> str:
+def _format_slots(slots: list[Slot], number: int) -> str:
     """The positions of a batch, or batch/position of another one."""
-    names = (str(position) if batch == number else f"{batch}/{position}" for batch, position in places[:8])
-    return ", ".join(names) + (f" and {len(places) - 8} more" if len(places) > 8 else "")
+    names = (str(position) if batch == number else f"{batch}/{position}" for batch, position in slots[:8])
+    return ", ".join(names) + (f" and {len(slots) - 8} more" if len(slots) > 8 else "")
 
 
 @dataclass(frozen=True)

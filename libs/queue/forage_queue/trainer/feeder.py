@@ -17,7 +17,7 @@ from prometheus_client import Counter, Gauge
 from forage_proto.v1.trajectory_pb2 import Prompt, Purpose, Sampling, Status
 from forage_queue.streams.client import StreamClient
 from forage_queue.trainer import spans
-from forage_queue.trainer.places import PLACES, ConsumedSlots, Place
+from forage_queue.trainer.slots import SLOTS, ConsumedSlots, Slot
 from forage_records.questions import Question, Questions, check_batch_size
 from forage_runtime.errors import SettingsError
 from forage_runtime.files.template_values import build_template_values
@@ -148,8 +148,8 @@ class Batches:
         read = np.bincount(chosen[:begin], minlength=len(self._sources)).tolist()
         draws = []
         for source in chosen[begin:].tolist():
-            epoch, place = divmod(read[source], len(self._sources[source]))
-            draws.append(_Draw(source, int(self._order(source, epoch)[place]), epoch))
+            epoch, index = divmod(read[source], len(self._sources[source]))
+            draws.append(_Draw(source, int(self._order(source, epoch)[index]), epoch))
             read[source] += 1
         return draws
 
@@ -202,7 +202,7 @@ class Feeder:
     With trainer.batching=strict batch b is trained on by version b - 1 and its prompts name b - 1 - max_staleness as
     their lowest version, so no token exceeds the bound. The batcher checks that once more before it trains.
 
-    settled: the places that need no group any more, which it never issues.
+    settled: the slots that need no group any more, which it never issues.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class Feeder:
         """Find by how much the batch whose prompts a step after `consumed` needs differs from the step's number.
 
         Not at all, except with trainer.batching=ready where earlier steps had another data.train_batch_size: they have
-        settled more or fewer places of the batches that are not over.
+        settled more or fewer slots of the batches that are not over.
         """
         ahead = -(-self.settled.count_ahead() // self._batches.batch_size)
         self._shift = self.settled.floor + ahead - consumed
@@ -261,10 +261,10 @@ class Feeder:
     @property
     def parts(self) -> dict[str, ConsumedSlots]:
         """What a checkpoint must hold to go on from: nothing with strict batching, where its step says it all."""
-        return {PLACES: self.settled} if self._settings.trainer.batching == "ready" else {}
+        return {SLOTS: self.settled} if self._settings.trainer.batching == "ready" else {}
 
-    def list_open(self) -> list[Place]:
-        """List the places that were issued and are not settled."""
+    def list_open(self) -> list[Slot]:
+        """List the slots that were issued and are not settled."""
         return [] if self._next is None else list(self.settled.list_open(self._next - 1))
 
     def reissue(self, group: Group, version: int = 0) -> None:
@@ -290,13 +290,13 @@ class Feeder:
         self.issue_again(group.batch, group.position, group.attempt + 1, refill)
         return True
 
-    def find_latest(self, places: Sequence[Place]) -> tuple[str, ...]:
-        """Find the uids of the questions that were issued last at these places."""
-        latest: dict[Place, str] = {}
-        for batch in sorted({batch for batch, _ in places}):
+    def find_latest(self, slots: Sequence[Slot]) -> tuple[str, ...]:
+        """Find the uids of the questions that were issued last at these slots."""
+        latest: dict[Slot, str] = {}
+        for batch in sorted({batch for batch, _ in slots}):
             issues = self._retry(partial(self._streams.read_issues, self._streams.trajectories, batch))
             latest |= {(batch, position): uid for (position, _), uid in sorted(issues.items())}
-        return tuple(latest.get(place) or self._batches.group(*place)[0] for place in places)
+        return tuple(latest.get(slot) or self._batches.group(*slot)[0] for slot in slots)
 
     def issue_again(self, batch: int, position: int, attempt: int, refill: int = 0, version: int = 0) -> None:
         """Issue a further attempt at a position, to be sampled under this and the current policy version or later."""

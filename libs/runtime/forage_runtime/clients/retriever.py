@@ -17,7 +17,7 @@ from forage_runtime.clients.concurrency import Slots
 from forage_runtime.clients.lanes import Lanes
 from forage_runtime.clients.outgoing import bound_replies
 from forage_runtime.security.tls import http_scheme, make_client_context
-from forage_runtime.security.tokens import HEADER, TokenFile, open_token_file
+from forage_runtime.security.token_file import HEADER, TokenFile, open_token_file
 from forage_runtime.settings import Settings, TlsSettings
 from forage_runtime.telemetry import tracing
 

@@ -24,7 +24,7 @@ from forage_proto.v1.trajectory_pb2 import Score, Trajectory, Turn
 from forage_runtime.clients.calls import MalformedReplyError, RefusedError, call, check_token
 from forage_runtime.clients.circuit import Circuit
 from forage_runtime.security.channels import open_channel
-from forage_runtime.security.tokens import open_token_file
+from forage_runtime.security.token_file import open_token_file
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry import tracing
 

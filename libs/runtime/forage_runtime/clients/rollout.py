@@ -23,7 +23,7 @@ from forage_runtime.clients.circuit import Circuit
 from forage_runtime.clients.reasons import describe_error
 from forage_runtime.errors import UnavailableError
 from forage_runtime.security.channels import open_channel
-from forage_runtime.security.tokens import open_token_file
+from forage_runtime.security.token_file import open_token_file
 from forage_runtime.settings import Settings
 
 _MESSAGE_BYTES = 64 * 2**20

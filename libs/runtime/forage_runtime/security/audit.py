@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from forage_runtime.security.http.guard import CLIENT_CERTIFICATE
-from forage_runtime.security.tokens import HEADER
+from forage_runtime.security.token_file import HEADER
 from forage_runtime.telemetry.logs import get_logger
 
 _LONGEST = 500

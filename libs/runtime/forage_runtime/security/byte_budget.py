@@ -46,7 +46,7 @@ class RequestByteBudget:
         self._free = total
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    async def take(self, size: int, wait_s: float | None = WAIT_S) -> Place:
+    async def take(self, size: int, wait_s: float | None = WAIT_S) -> Reservation:
         """Take so many bytes, at most `largest`, until `shrink(0)` of what is returned.
 
         Args:
@@ -81,7 +81,7 @@ class RequestByteBudget:
                 self._admit()
         else:
             self._free -= size
-        return Place(self, size)
+        return Reservation(self, size)
 
     def _give(self, size: int) -> None:
         self._free += size
@@ -95,34 +95,34 @@ class RequestByteBudget:
                 turn.set_result(None)
 
 
-class Place:
+class Reservation:
     """Bytes that a request holds."""
 
-    def __init__(self, room: RequestByteBudget, size: int) -> None:
-        self._room = room
+    def __init__(self, budget: RequestByteBudget, size: int) -> None:
+        self._budget = budget
         self._size = size
 
     def shrink(self, size: int) -> None:
         """Give back what is held beyond so many bytes."""
         if size < self._size:
             given, self._size = self._size - size, size
-            self._room._give(given)
+            self._budget._give(given)
 
 
-class RoomInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class ByteBudgetInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Reads the request of a call when there is room for the largest one, and holds its size until it is answered.
 
     gRPC itself would read the requests of all calls at once. Streams of requests pass: their handlers hold messages.
-    Health checks have a room of their own, so that a service under load is not taken for one that is dead. The next
+    Health checks have a budget of their own, so that a service under load is not taken for one that is dead. The next
     interceptor must be `CallGuard`, or its like: replies of a stream come from an asynchronous generator.
 
     Args:
         wire: service and protocol, for the metric: reward/grpc.
     """
 
-    def __init__(self, room: RequestByteBudget, wire: str) -> None:
-        self._room = room
-        self._room_of_checks = RequestByteBudget(_CHECKS * room.largest, room.largest)
+    def __init__(self, budget: RequestByteBudget, wire: str) -> None:
+        self._budget = budget
+        self._budget_of_checks = RequestByteBudget(_CHECKS * budget.largest, budget.largest)
         self._shed = SHED.labels(wire)
         self._wrapped: dict[str, Any] = {}
 
@@ -138,13 +138,13 @@ class RoomInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         parse = handler.request_deserializer
 
         async def answer(_: Any, context: Any) -> Any:
-            async with self._admit(is_check, context) as place:
-                request = parse(await _read(context, place, CHECK_S if is_check else READ_S))
+            async with self._admit(is_check, context) as reservation:
+                request = parse(await _read(context, reservation, CHECK_S if is_check else READ_S))
                 return await handler.unary_unary(request, context)
 
         async def answer_stream(_: Any, context: Any) -> AsyncIterator[Any]:
-            async with self._admit(is_check, context) as place:
-                request = parse(await _read(context, place, CHECK_S if is_check else READ_S))
+            async with self._admit(is_check, context) as reservation:
+                request = parse(await _read(context, reservation, CHECK_S if is_check else READ_S))
                 async for reply in handler.unary_stream(request, context):
                     yield reply
 
@@ -154,22 +154,22 @@ class RoomInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return grpc.stream_unary_rpc_method_handler(answer, None, handler.response_serializer)
 
     @asynccontextmanager
-    async def _admit(self, is_check: bool, context: Any) -> AsyncIterator[Place]:
+    async def _admit(self, is_check: bool, context: Any) -> AsyncIterator[Reservation]:
         try:
             if is_check:
-                place = await self._room_of_checks.take(self._room.largest, CHECK_S)
+                reservation = await self._budget_of_checks.take(self._budget.largest, CHECK_S)
             else:
-                place = await self._room.take(self._room.largest)
+                reservation = await self._budget.take(self._budget.largest)
         except NoRoomError as error:
             self._shed.inc()
             await _refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         try:
-            yield place
+            yield reservation
         finally:
-            place.shrink(0)
+            reservation.shrink(0)
 
 
-async def _read(context: Any, place: Place, limit_s: float) -> Any:
+async def _read(context: Any, reservation: Reservation, limit_s: float) -> Any:
     try:
         async with asyncio.timeout(limit_s):
             content = await context.read()  # not the iterator, whose frame would keep the bytes
@@ -177,7 +177,7 @@ async def _read(context: Any, place: Place, limit_s: float) -> Any:
         await _refuse(context, grpc.StatusCode.DEADLINE_EXCEEDED, f"the request did not arrive within {limit_s:g} s")
     if content is grpc.aio.EOF:
         await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "the call has no request: send one message")
-    place.shrink(len(content))
+    reservation.shrink(len(content))
     return content
 
 

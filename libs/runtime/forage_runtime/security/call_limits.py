@@ -9,10 +9,10 @@ from typing import Any
 import grpc
 
 from forage_runtime.addresses import bound_by_descriptors
-from forage_runtime.security.byte_budget import SHED, UNREAD, RequestByteBudget, RoomInterceptor
+from forage_runtime.security.byte_budget import SHED, UNREAD, ByteBudgetInterceptor, RequestByteBudget
 from forage_runtime.security.call_guard import find_behaviour, replace_behaviour
 from forage_runtime.security.grpc_tokens import OPEN_SERVICE, make_interceptors
-from forage_runtime.security.tokens import TokenFile
+from forage_runtime.security.token_file import TokenFile
 
 MAX_WATCHERS = 32
 """Calls of health's `Watch` at a time, which last as long as their callers like and need no token."""
@@ -49,7 +49,7 @@ def limit_connections() -> list[tuple[str, int]]:
 
 
 def guard_calls(
-    tokens: TokenFile | None, room: RequestByteBudget, wire: str, most: int | None = None
+    tokens: TokenFile | None, budget: RequestByteBudget, wire: str, most: int | None = None
 ) -> tuple[grpc.aio.ServerInterceptor, ...]:
     """The interceptors of a server, in their order; a `CallGuard` comes after them.
 
@@ -58,7 +58,7 @@ def guard_calls(
         most: calls at a time, health checks and refused callers not counted; None: any number.
     """
     # Calls are counted behind the token: a limit of gRPC's own would count strangers too.
-    return (*make_interceptors(tokens, wire), CallLimits(wire, most), RoomInterceptor(room, wire))
+    return (*make_interceptors(tokens, wire), CallLimits(wire, most), ByteBudgetInterceptor(budget, wire))
 
 
 class _Calls:
@@ -85,7 +85,7 @@ class _Calls:
 class CallLimits(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Refuses calls beyond so many at a time with RESOURCE_EXHAUSTED, unread, those of health apart from all others.
 
-    The next interceptor must be `RoomInterceptor` or `CallGuard`: replies of a stream come from an asynchronous
+    The next interceptor must be `ByteBudgetInterceptor` or `CallGuard`: replies of a stream come from an asynchronous
     generator.
 
     Args:

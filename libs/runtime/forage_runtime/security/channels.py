@@ -11,7 +11,7 @@ import grpc
 
 from forage_runtime.addresses import NO_PROXY
 from forage_runtime.security.tls import Certificates
-from forage_runtime.security.tokens import HEADER, TokenFile
+from forage_runtime.security.token_file import HEADER, TokenFile
 from forage_runtime.settings import TlsSettings
 
 LOOK_INTERVAL_S = 1.0

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import grpc
 
 from forage_runtime.security.refusals import Refusal, record_refusal
-from forage_runtime.security.tokens import HEADER, TokenFile
+from forage_runtime.security.token_file import HEADER, TokenFile
 
 OPEN_SERVICE = "/grpc.health.v1.Health/"
 """Beginning of the methods that need no token: the kubelet's probes cannot send one."""

@@ -15,7 +15,7 @@ from forage_weights.announcement import PolicyError, describe_policy
 
 log = get_logger()
 PREFIX = "canary-"
-"""Begins the ids of requests that score a canary: see `weights.canary_scheduler`."""
+"""Begins the ids of requests that score a canary: see `canary_scheduler`."""
 HOLD = f"{PREFIX}hold-"
 """Begins the id of a request that keeps every other one waiting until it is aborted."""
 _WHAT_TO_DO = "trainer and engine compute different models, and rollout.weights.canary=warn would serve it all the same"

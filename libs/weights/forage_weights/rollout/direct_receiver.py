@@ -27,7 +27,7 @@ from forage_runtime.errors import UserError
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.waits import waiting
 from forage_weights.announcement import list_files
-from forage_weights.cache import Held
+from forage_weights.cache import CachedPolicy
 from forage_weights.direct import (
     MOST_TRANSFERS,
     NCCL,
@@ -36,7 +36,7 @@ from forage_weights.direct import (
     STALL_S,
     Answer,
     DirectError,
-    Request,
+    TransferRequest,
     decode_answer,
     name_answer,
     name_end,
@@ -93,7 +93,7 @@ class DirectReceiver:
             for file in files:
                 (Path(own) / file.name).rename(folder / file.name)
 
-    def offer(self, policy: Policy, held: Held) -> None:
+    def offer(self, policy: Policy, held: CachedPolicy) -> None:
         """Send what is here of a policy and its deltas to engines that the trainer sends here. Files may be patched."""
         if self._sender is None:
             return
@@ -146,7 +146,7 @@ class _Transfer(threading.Thread):
 
     Attributes:
         asked: the address of the sender that is asked, at first the trainer's.
-        gpu: as in `Request`; it becomes empty when NCCL fails.
+        gpu: as in `TransferRequest`; it becomes empty when NCCL fails.
         renewed: when there was progress.
         failure: why it failed; empty: it succeeded, or goes on.
         is_given_up: nobody waits for it: it writes no more.
@@ -235,7 +235,7 @@ class _Transfer(threading.Thread):
         self.renewed = time.monotonic()
         return own, store
 
-    def _ask(self, store: dist.Store, failed: Sequence[str]) -> tuple[Request, Answer]:
+    def _ask(self, store: dist.Store, failed: Sequence[str]) -> tuple[TransferRequest, Answer]:
         request = self._make_request(failed)
         store.queue_push(REQUESTS, request.encode())
         answer = decode_answer(store.get(name_answer(request.uid)))
@@ -244,11 +244,11 @@ class _Transfer(threading.Thread):
             raise _RefusedError(f"refused: {answer.refused}")
         return request, answer
 
-    def _make_request(self, failed: Sequence[str], is_done: bool = False) -> Request:
+    def _make_request(self, failed: Sequence[str], is_done: bool = False) -> TransferRequest:
         files = tuple((file.digest, file.bytes) for file in self._files)
-        return Request(uuid.uuid4().hex, files, self._serves, self.gpu, tuple(failed), is_done)
+        return TransferRequest(uuid.uuid4().hex, files, self._serves, self.gpu, tuple(failed), is_done)
 
-    def _write_pieces(self, store: dist.Store, own: str, request: Request, answer: Answer) -> None:
+    def _write_pieces(self, store: dist.Store, own: str, request: TransferRequest, answer: Answer) -> None:
         sizes = [file.bytes for file in self._files]
         piece_bytes = min(answer.piece_bytes, max(sizes))
         pair = Pair(answer.backend, dist.PrefixStore(request.uid, store), RECEIVER, own, self._limit, piece_bytes)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 from forage_proto.v1.trajectory_pb2 import Policy, Replica, Shift
+from forage_queue.rollout.lease_watch import LeaseWatch, is_same, name_shift
 from forage_queue.rollout.redis_threads import call_in_thread
-from forage_queue.rollout.shifts import Shifts, is_same, name_shift
 from forage_queue.streams import history
 from forage_queue.streams.client import ANNOUNCED, LIVELY_S, NEVER, SERVED, StreamClient
 from forage_runtime.errors import UnavailableError
@@ -90,13 +90,13 @@ class Follower:
         streams: StreamClient,
         engine: Engine,
         name: str,
-        shifts: Shifts | None = None,
+        lease_watch: LeaseWatch | None = None,
         audit_file: Path | None = None,
     ) -> None:
         self._streams = streams
         self._audit_file = audit_file
-        self._shifts = shifts
-        self._is_starting = shifts is not None  # and gives signs of life all the same, since it uses memory
+        self._lease_watch = lease_watch
+        self._is_starting = lease_watch is not None  # and gives signs of life all the same, since it uses memory
         self._asleep: Shift | None = None
         self._engine = engine
         self._name = name
@@ -128,13 +128,13 @@ class Follower:
         Whoever looks from then on sees this engine among the others, and what was announced before is served. A policy
         that cannot be loaded within `timeout_s` leaves the engine out of service; `follow` keeps trying.
         """
-        saying = asyncio.create_task(self._report_loop()) if self._shifts is not None else None
+        reporting = asyncio.create_task(self._report_loop()) if self._lease_watch is not None else None
         try:
             await self._catch_up(time.monotonic() + timeout_s)
         finally:
-            if saying is not None:
-                saying.cancel()
-                await asyncio.wait([saying])  # wait: it was cancelled
+            if reporting is not None:
+                reporting.cancel()
+                await asyncio.wait([reporting])  # wait: it was cancelled
 
     async def _catch_up(self, deadline: float) -> None:
         engine = self._engine
@@ -203,9 +203,9 @@ class Follower:
 
     async def _is_trainers_shift(self) -> bool:
         """Put the engine to sleep, or wake it, as the shift at its GPUs says; False where it may compute."""
-        if self._shifts is None:
+        if self._lease_watch is None:
             return False
-        shift = await self._shifts.read_trainers()
+        shift = await self._lease_watch.read_trainers()
         if shift is None:
             if self._engine.is_asleep:
                 await self._wake_up()
@@ -278,7 +278,7 @@ class Follower:
         try:
             while not (await asyncio.wait([loading], timeout=GIVE_WAY_INTERVAL_S))[0]:  # wait: named by the engine
                 with suppress(UnavailableError):
-                    if self._shifts is not None and await self._shifts.read_trainers() is not None:
+                    if self._lease_watch is not None and await self._lease_watch.read_trainers() is not None:
                         loading.cancel()
                     newest = await call_in_thread(self._streams.read_policy)
                     if may_give_way and newest not in (None, announced):

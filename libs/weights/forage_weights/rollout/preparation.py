@@ -21,7 +21,7 @@ from forage_runtime.devices import count_cpus
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.waits import waiting
 from forage_weights.announcement import Admission, PolicyError, describe_policy
-from forage_weights.cache import Held, HeldDelta, PolicyCache
+from forage_weights.cache import CachedDelta, CachedPolicy, PolicyCache
 from forage_weights.tensors import TensorInfo, find_non_finite, read_headers, read_tensor
 
 TIED_HEAD = "lm_head.weight"
@@ -58,7 +58,7 @@ def open_cache(settings: Settings) -> PolicyCache:
 
 
 @asynccontextmanager
-async def hold_policy(cache: PolicyCache, policy: Policy) -> AsyncIterator[Held]:
+async def hold_policy(cache: PolicyCache, policy: Policy) -> AsyncIterator[CachedPolicy]:
     """Hold the verified files of a policy, which are fetched first if need be; generation goes on meanwhile.
 
     Raises:
@@ -171,7 +171,7 @@ class Stager:
 
     @asynccontextmanager
     async def stage(
-        self, policy: Policy, files: Sequence[Path], deltas: Sequence[HeldDelta] = (), content: str = ""
+        self, policy: Policy, files: Sequence[Path], deltas: Sequence[CachedDelta] = (), content: str = ""
     ) -> AsyncIterator[StagedPolicy]:
         """Make a policy ready; in the block it can be put in place by its number, and is dropped at its end if not.
 

@@ -25,7 +25,7 @@ from forage_queue.streams.client import LIVELY_S, StreamClient
 from forage_runtime.errors import DataError, UserError
 from forage_runtime.files.folders import remove_folder, remove_leftovers, stage_folder
 from forage_runtime.files.remote import StorageError, open_file_system
-from forage_runtime.retries import RedisRetry, StorageRetry
+from forage_runtime.retries import Retries, StorageRetry
 from forage_runtime.security.audit import record_act
 from forage_runtime.security.signatures import RunSignatures
 from forage_runtime.settings import PublishSettings, SecuritySettings, Settings
@@ -46,7 +46,6 @@ from forage_weights.storage import (
     probe_folder,
     put_files,
 )
-from forage_weights.trainer.direct_sender import open_sender
 from forage_weights.trainer.model_files import (
     Adapter,
     WeightsFile,
@@ -54,6 +53,7 @@ from forage_weights.trainer.model_files import (
     write_adapter_folder,
     write_model_folder,
 )
+from forage_weights.trainer.sender_address import open_sender
 
 KEEP_NEWEST = 3
 """Newest versions that always stay: a replica may be loading one that it has not acknowledged yet."""
@@ -84,7 +84,7 @@ class Publisher:
         model_folder: Path,
         streams: StreamClient,
         settings: PublishSettings,
-        retry: RedisRetry,
+        retries: Retries,
         sender: DirectSender | None = None,
         signatures: RunSignatures | None = None,
         audit_file: Path | None = None,
@@ -100,7 +100,7 @@ class Publisher:
         self._model_folder = model_folder
         self._streams = streams
         self._settings = settings
-        self._retry = retry
+        self._retries = retries
         self._sender = sender
         self._signatures = signatures or RunSignatures(SecuritySettings(), "")
         self._audit_file = audit_file
@@ -115,13 +115,13 @@ class Publisher:
         settings: Settings,
         store: PolicyStore,
         streams: StreamClient,
-        retry: RedisRetry,
+        retries: Retries,
         signatures: RunSignatures,
     ) -> Publisher:
         """The publisher of a run; raises as `open_sender`."""
         sender, audit_file = open_sender(settings), settings.security.audit_file
         publish = settings.trainer.publish
-        return cls(store, settings.model.path, streams, publish, retry, sender, signatures, audit_file)
+        return cls(store, settings.model.path, streams, publish, retries, sender, signatures, audit_file)
 
     def publish(
         self,
@@ -143,10 +143,10 @@ class Publisher:
         """
         began = time.perf_counter()
         name = f"v{version}-e{self._streams.epoch}"
-        policy = self._retry.disk(partial(self._write, name, version, weights, whole))
+        policy = self._retries.disk(partial(self._write, name, version, weights, whole))
         if canary is not None:
             policy.canary.CopyFrom(canary)
-        self._store.complete(name, lambda: self._retry(self._streams.check_epoch))
+        self._store.complete(name, lambda: self._retries.redis(self._streams.check_epoch))
         if self._sender is not None:
             policy.direct.host, policy.direct.port = self._sender.host, self._sender.port
             self._sender.offer(self._store.find_files(policy))
@@ -181,21 +181,22 @@ class Publisher:
         return policy
 
     def begin(self, version: int, weights: Mapping[str, torch.Tensor] | Adapter, canary: Canary | None = None) -> None:
-        """Publish on a thread. The one before must be settled."""
+        """Publish on a thread. The one before must have been returned by `poll` or `wait`."""
         if self._publishing is not None:
-            raise RuntimeError("the policy before this one is not settled")
+            raise RuntimeError("the policy before this one was not waited for")
         self._publishing = self._threads.submit(self.publish, version, weights, canary)
 
-    def settle(self, wait: bool) -> Policy | None:
-        """Return the policy that has been announced since it was begun; None while there is none.
+    def poll(self) -> Policy | None:
+        """Return the policy that has been announced since it was begun; None while there is none. Raises as `wait`."""
+        return self.wait() if self._publishing is not None and self._publishing.done() else None
 
-        Args:
-            wait: wait for it, if one was begun.
+    def wait(self) -> Policy | None:
+        """Return the policy that was begun, once it is announced; None where none was.
 
         Raises:
             Exception: as `publish`.
         """
-        if self._publishing is None or not (wait or self._publishing.done()):
+        if self._publishing is None:
             return None
         publishing, self._publishing = self._publishing, None
         why = "what it waits for is named beside this"
@@ -205,7 +206,7 @@ class Publisher:
     def close(self) -> None:
         """Wait for a policy that was begun: the caller has requested a stop, which ends its waits."""
         try:
-            self.settle(wait=True)
+            self.wait()
         except Exception as error:  # noqa: BLE001 - must not take the place of the error that ends the run
             get_logger().warning("policy_not_published", reason=repr(error))
         finally:
@@ -214,7 +215,7 @@ class Publisher:
 
     def announce_again(self) -> None:
         """Announce the last policy again if the server has lost the announcement."""
-        if self._policy is not None and self._retry(self._streams.read_policy) != self._policy:
+        if self._policy is not None and self._retries.redis(self._streams.read_policy) != self._policy:
             get_logger().warning("policy_announced_again", version=self._policy.version)
             self._announce(self._policy)
 
@@ -222,7 +223,7 @@ class Publisher:
         """Whether an engine may lack the last policy, and its files are not what was announced."""
         if self._policy is None:
             return False
-        replicas = self._retry(lambda: self._streams.read_replicas(LIVELY_S)).values()
+        replicas = self._retries.redis(lambda: self._streams.read_replicas(LIVELY_S)).values()
         is_served = any(one.serving == self._policy for one in replicas)
         # Engines of another machine, or of another service, may refuse what others have loaded in time.
         if is_served and not any(one.HasField("refused") and one.refused == self._policy for one in replicas):
@@ -230,7 +231,7 @@ class Publisher:
         return not self._store.is_intact(self._policy)
 
     def _announce(self, policy: Policy) -> None:
-        self._retry(lambda: self._streams.publish(policy))
+        self._retries.redis(lambda: self._streams.publish(policy))
 
     def _write(self, name: str, version: int, weights: Mapping[str, torch.Tensor] | Adapter, whole: bool) -> Policy:
         """Write the folder of a version."""
@@ -292,9 +293,9 @@ class Publisher:
 
     def _delete_unneeded(self, current: Policy) -> None:
         """Delete the folders that neither the newest versions nor a replica's need."""
-        self._retry(self._streams.prune)
+        self._retries.redis(self._streams.prune)
         # Read after the announcement: from then on a replica moves to the new version only, never to an old one.
-        replicas = self._retry(self._streams.read_replicas)
+        replicas = self._retries.redis(self._streams.read_replicas)
         serving = [replica.serving for replica in replicas.values()]
         names = self._store.list_names()
         newest = [self._describe_kept(name) for name in names[:KEEP_NEWEST]]

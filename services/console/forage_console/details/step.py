@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 import numpy as np
 import pyarrow.compute as pc
 
-from forage_console.details.tokens import round_value
+from forage_console.details.token_columns import round_value
 from forage_console.details.trajectory import read_details
 from forage_console.errors import NotFoundError
 from forage_console.models.base import GroupState

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from google.protobuf.json_format import ParseDict, ParseError
 
-from forage_console.details.tokens import find_texts, list_columns, round_value
+from forage_console.details.token_columns import find_texts, list_columns, round_value
 from forage_console.errors import NotFoundError
 from forage_console.models.base import Author
 from forage_console.models.trajectories import (

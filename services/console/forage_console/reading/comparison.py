@@ -17,7 +17,7 @@ from forage_console.models.runs import (
     SourceComparison,
 )
 from forage_console.reading.reader import RunReader
-from forage_console.reading.validations import Answer, Question, Validation
+from forage_console.reading.validations import Answer, Validation, ValidationQuestion
 from forage_console.store.files import name_place
 from forage_records import statistics
 from forage_records.comparison import compare_steps
@@ -39,7 +39,7 @@ class PairFilter:
 class _Pair:
     """A question that both sides answered, and how."""
 
-    question: Question
+    question: ValidationQuestion
     a: Answer
     b: Answer
     em_a: float

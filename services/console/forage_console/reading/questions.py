@@ -18,7 +18,7 @@ from forage_console.models.trajectories import (
 )
 from forage_console.reading.files import Row
 from forage_console.reading.reader import RunReader
-from forage_console.reading.validations import Answer, Question, Validation, estimate
+from forage_console.reading.validations import Answer, Validation, ValidationQuestion, estimate
 from forage_console.store.files import name_place
 from forage_console.store.values import list_spans
 from forage_records.spans import split_spans
@@ -40,7 +40,7 @@ class QuestionFilter:
 class _History:
     """The appearances of a question, in order of steps."""
 
-    question: Question
+    question: ValidationQuestion
     answers: list[tuple[Validation, Answer]]
 
     @property

@@ -14,7 +14,7 @@ from forage_console.models.runs import RunRow
 from forage_console.reading.files import Stamp
 from forage_console.reading.metrics import StepMetrics
 from forage_console.reading.summaries import Summaries, Summary
-from forage_console.reading.validations import FOLDER, Question, Validation, list_labels, stamp_label
+from forage_console.reading.validations import FOLDER, Validation, ValidationQuestion, list_labels, stamp_label
 from forage_records.run_settings import RunSettings
 
 _KEPT = 16
@@ -30,7 +30,7 @@ class RunReader:
     def __init__(self, folder: UPath, summary: Summary) -> None:
         self.folder = folder
         self.lock = threading.RLock()
-        self.questions: dict[str, Question] = {}
+        self.questions: dict[str, ValidationQuestion] = {}
         self._summary = summary
         self._metrics = StepMetrics(folder / "metrics.jsonl")
         self._validations: dict[str, tuple[tuple[Stamp, ...], Validation]] = {}

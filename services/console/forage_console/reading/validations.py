@@ -39,7 +39,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ValidationQuestion:
     """A question. uid: without the pass over the data."""
 
     uid: str
@@ -56,7 +56,7 @@ class Validation:
         problem: why a part of it cannot be read.
     """
 
-    def __init__(self, folder: UPath, label: str, questions: dict[str, Question]) -> None:
+    def __init__(self, folder: UPath, label: str, questions: dict[str, ValidationQuestion]) -> None:
         """
         Args:
             folder: of the validations.
@@ -195,11 +195,11 @@ def _find_question(record: Row) -> str:
     return uid.rpartition("/")[0] or uid if isinstance(uid, str) and uid else str(record.get("question"))
 
 
-def _read_question(uid: str, record: Row) -> Question:
+def _read_question(uid: str, record: Row) -> ValidationQuestion:
     targets = record.get("targets")
     texts = tuple(str(target) for target in targets) if isinstance(targets, list) else ()
     parts = uid.rsplit("/", 2)
-    return Question(uid, str(record.get("question") or ""), texts, parts[0] if len(parts) == 3 else "")
+    return ValidationQuestion(uid, str(record.get("question") or ""), texts, parts[0] if len(parts) == 3 else "")
 
 
 def _is_metric(name: str, value: object) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from forage_console.security.addresses import is_loopback
 from forage_runtime.errors import SettingsError
 from forage_runtime.security.refusals import Refusal, record_refusal
-from forage_runtime.security.tokens import open_token_file
+from forage_runtime.security.token_file import open_token_file
 from forage_runtime.settings import ConsoleSettings
 
 WIRE = "console/http"

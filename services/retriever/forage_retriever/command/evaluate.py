@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from forage_retriever.command.bench import list_modes, measure_throughput, open_index
-from forage_retriever.command.questions import Question, read_questions
+from forage_retriever.command.questions import GoldQuestion, read_questions
 from forage_retriever.index import load
 from forage_runtime.errors import DataError, SettingsError
 from forage_runtime.settings import RetrievalMode, RetrieverSettings
@@ -64,7 +64,7 @@ def evaluate_index(
     typer.echo(json.dumps(report))
 
 
-def compute_metrics(questions: Sequence[Question], ranked_ids: Sequence[Sequence[str]]) -> dict[str, float | None]:
+def compute_metrics(questions: Sequence[GoldQuestion], ranked_ids: Sequence[Sequence[str]]) -> dict[str, float | None]:
     """Means over questions of metrics of their ranked passage ids.
 
     recall@k: share of the gold passages among the first k. hit@k: whether at least one is. all@k: whether all are, over
@@ -89,7 +89,9 @@ def compute_overlap(rows: NDArray[np.int64], exact: NDArray[np.int64]) -> float:
     return sum(shared) / int(exact.size)
 
 
-def _measure_quality(index: load.Index, mode: str, questions: Sequence[Question]) -> dict[str, dict[str, float | None]]:
+def _measure_quality(
+    index: load.Index, mode: str, questions: Sequence[GoldQuestion]
+) -> dict[str, dict[str, float | None]]:
     """Metrics by source of the questions, and over all of them."""
     ranked_ids: list[list[str]] = []
     for begin in range(0, len(questions), BATCH):
@@ -109,7 +111,7 @@ def _measure_quality(index: load.Index, mode: str, questions: Sequence[Question]
 
 def measure_efforts(
     index: load.Index,
-    questions: Sequence[Question],
+    questions: Sequence[GoldQuestion],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[dict[str, Any]]:
     """Overlap with exact search and queries per second of the vector search alone, over its settings.

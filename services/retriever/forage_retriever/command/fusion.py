@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from forage_retriever.command.questions import Question
+from forage_retriever.command.questions import GoldQuestion
 from forage_retriever.index import load
 from forage_retriever.search.hybrid import TITLE_WEIGHT, choose_depth, fuse_rankings, read_weights
 from forage_runtime.settings import RetrievalMode, RetrieverSettings
@@ -52,7 +52,7 @@ class Judged:
         missing: gold passages that are not in the corpus, or that no ranking has found.
     """
 
-    question: Question
+    question: GoldQuestion
     rankings: tuple[list[int], ...]
     gold: frozenset[int]
     missing: int
@@ -64,7 +64,7 @@ def list_fusions() -> list[Fusion]:
 
 
 def judge(
-    index: load.Index, questions: Sequence[Question], progress: Callable[[int], None] = lambda done: None
+    index: load.Index, questions: Sequence[GoldQuestion], progress: Callable[[int], None] = lambda done: None
 ) -> list[Judged]:
     """Search each of `PARTS` with all questions; `progress` gets the number of questions done."""
     judged: list[Judged] = []
@@ -93,7 +93,7 @@ def score_fusion(judged: Iterable[Judged], fusion: Fusion) -> NDArray[np.float64
     return np.array([score_ranking(fusion.fuse(one.rankings), one.gold, one.missing) for one in judged])
 
 
-def split_questions(questions: Sequence[Question], seed: int = 0) -> tuple[list[Question], list[Question]]:
+def split_questions(questions: Sequence[GoldQuestion], seed: int = 0) -> tuple[list[GoldQuestion], list[GoldQuestion]]:
     """Two random halves, of every source."""
     generator = np.random.default_rng(seed)
     order = sorted(generator.permutation(len(questions)).tolist(), key=lambda number: questions[number].source)

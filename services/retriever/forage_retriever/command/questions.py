@@ -17,7 +17,7 @@ _TEXT = "utf-8-sig"
 
 
 @dataclass(frozen=True)
-class Question:
+class GoldQuestion:
     """A question, the ids of the passages that answer it together, and its source."""
 
     text: str
@@ -25,7 +25,7 @@ class Question:
     source: str
 
 
-def read_questions(file: Path) -> list[Question]:
+def read_questions(file: Path) -> list[GoldQuestion]:
     """The questions of a file.
 
     Raises:
@@ -44,7 +44,7 @@ def read_questions(file: Path) -> list[Question]:
     return questions
 
 
-def _parse_question(line: str, where: str) -> Question:
+def _parse_question(line: str, where: str) -> GoldQuestion:
     try:
         row = json.loads(line)
     except ValueError as error:
@@ -54,4 +54,4 @@ def _parse_question(line: str, where: str) -> Question:
         raise DataError(f"{where}: field 'question' is {text!r}: give the question's text")
     if not isinstance(gold, list) or not gold or not all(isinstance(id, str | int) for id in gold):
         raise DataError(f"{where}: field 'gold_ids' is {gold!r}: give a list of passage ids")
-    return Question(text, frozenset(str(id) for id in gold), str(row.get("source") or ""))
+    return GoldQuestion(text, frozenset(str(id) for id in gold), str(row.get("source") or ""))

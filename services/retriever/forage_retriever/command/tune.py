@@ -29,7 +29,7 @@ from forage_retriever.command.fusion import (
     score_fusion,
     split_questions,
 )
-from forage_retriever.command.questions import Question, read_questions
+from forage_retriever.command.questions import GoldQuestion, read_questions
 from forage_retriever.index import load
 from forage_retriever.search.dense import DenseIndex
 from forage_runtime.errors import DataError, SettingsError
@@ -101,8 +101,8 @@ def _tune_fusion(
     index: load.Index,
     file: Path,
     settings: RetrieverSettings,
-    tuned: Sequence[Question],
-    held_out: Sequence[Question],
+    tuned: Sequence[GoldQuestion],
+    held_out: Sequence[GoldQuestion],
     progress: Progress,
 ) -> Report:
     task = progress.add_task("searching", total=len(tuned) + len(held_out))
@@ -147,8 +147,8 @@ def _measure(index: load.Index, judged: Sequence[Judged], rank: Any) -> dict[str
 def _tune_effort(
     index: load.Index,
     settings: RetrieverSettings,
-    tuned: Sequence[Question],
-    held_out: Sequence[Question],
+    tuned: Sequence[GoldQuestion],
+    held_out: Sequence[GoldQuestion],
     recall: float,
     progress: Progress,
 ) -> Report | None:

@@ -38,7 +38,7 @@ _SAME_MEAN = 1.2e-7
 """Relative difference of two means that is one of rounding in single precision."""
 
 
-class Part(NamedTuple):
+class PassageBlock(NamedTuple):
     """Consecutive passages: how many, and the words in each of `FIELDS`."""
 
     passages: int
@@ -69,7 +69,7 @@ class CorpusStatistics:
         """
         try:
             counts = json.loads((folder / _COUNTS_FILE).read_text(encoding="utf-8"))
-            self.parts = [Part(one["passages"], tuple(one["words"])) for one in counts["parts"]]
+            self.parts = [PassageBlock(one["passages"], tuple(one["words"])) for one in counts["parts"]]
             self.digest = str(counts["digest"])
             self._words: dict[str, NDArray[np.uint64]] = {}
             self._passages: dict[str, NDArray[np.uint32]] = {}
@@ -83,7 +83,7 @@ class CorpusStatistics:
             ) from None
         self._folder = folder
         totals = zip(*(part.words for part in self.parts), strict=True)
-        self.whole = Part(sum(part.passages for part in self.parts), tuple(map(sum, totals)))
+        self.whole = PassageBlock(sum(part.passages for part in self.parts), tuple(map(sum, totals)))
 
     def copy(self, folder: Path) -> None:
         """Write them to a new folder, as hard links where the file system has these."""
@@ -132,7 +132,7 @@ class StatisticsWriter:
 
     def __init__(self) -> None:
         self._counts = [_WordCounts() for _ in FIELDS]
-        self._parts: list[Part] = []
+        self._parts: list[PassageBlock] = []
         self._passages, self._totals = 0, [0] * len(FIELDS)
 
     def add_passage(self, words: Sequence[Sequence[str]]) -> None:
@@ -144,7 +144,7 @@ class StatisticsWriter:
 
     def end_part(self) -> None:
         """The passages since the last call are one shard."""
-        self._parts.append(Part(self._passages, tuple(self._totals)))
+        self._parts.append(PassageBlock(self._passages, tuple(self._totals)))
         self._passages, self._totals = 0, [0] * len(FIELDS)
 
     def write(self, folder: Path, digest: str) -> None:

@@ -93,7 +93,7 @@ class Gpus:
 
 
 @dataclass(frozen=True)
-class Part:
+class DevicePart:
     """A part of an index on a device; row 0 of it is row `first` of the whole."""
 
     index: Any
@@ -109,7 +109,7 @@ class DividedIndex:
         devices: how many it is divided over, or copied to.
     """
 
-    def __init__(self, parts: Sequence[Part], transforms: Sequence[Any], halves: bool, copies: bool) -> None:
+    def __init__(self, parts: Sequence[DevicePart], transforms: Sequence[Any], halves: bool, copies: bool) -> None:
         """`transforms` are applied to queries first; `copies` have all rows each, and share the queries of a call."""
         self._parts = parts
         self._transforms = transforms
@@ -208,7 +208,7 @@ def _move(index: Any, places: Devices) -> DividedIndex:
 
     has_rows = copies or isinstance(inner, faiss.IndexIVF)  # the parts of others count from 0
     firsts = [0 if has_rows else bounds[device] for device in range(count)]
-    parts = [Part(*one) for one in zip(run(make), firsts, owners, strict=True)]
+    parts = [DevicePart(*one) for one in zip(run(make), firsts, owners, strict=True)]
     return DividedIndex(parts, transforms, places.halves and _is_flat(inner), copies)
 
 
@@ -231,7 +231,7 @@ def estimate_bytes(index: Any, count: int) -> int:
     return int(held) + SCRATCH_BYTES
 
 
-def _search_part(part: Part, vectors: NDArray[np.float32], k: int, nprobe: int, ef_search: int) -> Result:
+def _search_part(part: DevicePart, vectors: NDArray[np.float32], k: int, nprobe: int, ef_search: int) -> Result:
     parameters = None
     if hasattr(part.index, "nlist"):
         parameters = faiss.SearchParametersIVF(nprobe=min(nprobe, int(part.index.nlist), MAX_NEIGHBOURS))

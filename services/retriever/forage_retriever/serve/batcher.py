@@ -19,7 +19,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from forage_retriever.hits import Hit, Searcher
 from forage_retriever.serve.urgency import PATIENT, Urgency
-from forage_retriever.serve.waiting import Request, SearchOptions, WaitingRequests
+from forage_retriever.serve.waiting import QueuedSearch, SearchOptions, WaitingRequests
 from forage_runtime.errors import UnavailableError
 from forage_runtime.telemetry.waits import idling
 
@@ -38,7 +38,7 @@ class OverloadedError(Exception):
     """The queue is full: retry later."""
 
 
-class _Search(Request):
+class _Search(QueuedSearch):
     """A request whose caller waits for the result."""
 
     __slots__ = ("hits", "missing", "result")

@@ -21,11 +21,11 @@ from forage_retriever.serve.source import InvalidRequestError, QueryResult
 from forage_retriever.serve.urgency import Urgency
 from forage_runtime.addresses import bind
 from forage_runtime.errors import UnavailableError
-from forage_runtime.security.byte_budget import Place, RequestByteBudget
+from forage_runtime.security.byte_budget import RequestByteBudget, Reservation
 from forage_runtime.security.call_guard import CallGuard
 from forage_runtime.security.call_limits import guard_calls, limit_connections
 from forage_runtime.security.tls import make_grpc_server_credentials
-from forage_runtime.security.tokens import open_token_file
+from forage_runtime.security.token_file import open_token_file
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.health import Health
@@ -70,9 +70,9 @@ class _RefusedError(Exception):
 class RetrieverServicer(retriever_pb2_grpc.RetrieverServicer):
     """`forage.v1.Retriever` over the shared core."""
 
-    def __init__(self, retrieval: Retrieval, ready: Health, room: RequestByteBudget) -> None:
+    def __init__(self, retrieval: Retrieval, ready: Health, budget: RequestByteBudget) -> None:
         self._retrieval = retrieval
-        self._room = room
+        self._budget = budget
         self._ready = ready
 
     async def Retrieve(
@@ -109,8 +109,8 @@ class RetrieverServicer(retriever_pb2_grpc.RetrieverServicer):
         async with asyncio.TaskGroup() as answers:
             async for stream_request in requests:
                 await window.acquire()
-                place = await self._room.take(stream_request.ByteSize() if stream_request else 0, None)
-                answers.create_task(answer(stream_request)).add_done_callback(partial(_leave, place))
+                reservation = await self._budget.take(stream_request.ByteSize() if stream_request else 0, None)
+                answers.create_task(answer(stream_request)).add_done_callback(partial(_leave, reservation))
 
     async def _answer_traced(
         self, method: str, request: retriever_pb2.RetrieveRequest | None, parent: str, timeout_s: float = math.inf
@@ -175,14 +175,14 @@ class GrpcServer:
             *limit_connections(),
             ("grpc.so_reuseport", 0),  # else a second server would silently share the port
         ]
-        room = RequestByteBudget(MAX_BYTES_IN_PROGRESS, MAX_REQUEST_BYTES)
+        budget = RequestByteBudget(MAX_BYTES_IN_PROGRESS, MAX_REQUEST_BYTES)
         credentials = make_grpc_server_credentials(settings.tls, "retriever")
         tokens = open_token_file(settings.retriever.auth_token_file, "retriever.auth_token_file")
         self._server = grpc.aio.server(
             options=options,
-            interceptors=(*guard_calls(tokens, room, "retriever/grpc", MAX_CONCURRENT_CALLS), CallGuard()),
+            interceptors=(*guard_calls(tokens, budget, "retriever/grpc", MAX_CONCURRENT_CALLS), CallGuard()),
         )
-        self._server.add_generic_rpc_handlers((_build_handlers(RetrieverServicer(retrieval, ready, room)),))
+        self._server.add_generic_rpc_handlers((_build_handlers(RetrieverServicer(retrieval, ready, budget)),))
         self._probes = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._probes, self._server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
@@ -213,8 +213,8 @@ def _read_timeout(context: grpc.aio.ServicerContext) -> float:
     return math.inf if remaining is None else remaining * _ANSWERED_WITHIN
 
 
-def _leave(place: Place, _: object) -> None:
-    place.shrink(0)
+def _leave(reservation: Reservation, _: object) -> None:
+    reservation.shrink(0)
 
 
 def _build_handlers(servicer: RetrieverServicer) -> grpc.GenericRpcHandler:

@@ -42,7 +42,7 @@ from forage_retriever.serve.swap import IndexSwap, ReloadError, ReloadReply
 from forage_runtime.errors import UnavailableError
 from forage_runtime.security.audit import name_http_caller
 from forage_runtime.security.http.guard import BodyError, RequestGuard, read_body
-from forage_runtime.security.tokens import TokenFile
+from forage_runtime.security.token_file import TokenFile
 from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.health import Health
 from forage_runtime.telemetry.logs import get_logger

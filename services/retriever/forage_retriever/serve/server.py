@@ -21,7 +21,7 @@ from forage_retriever.serve.swap import INDEX_THREAD, IndexSwap
 from forage_runtime.addresses import listen
 from forage_runtime.problems import require_all
 from forage_runtime.security.http.server import make_protocol
-from forage_runtime.security.tokens import open_token_file
+from forage_runtime.security.token_file import open_token_file
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.health import Health

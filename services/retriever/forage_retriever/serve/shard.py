@@ -20,7 +20,7 @@ from forage_runtime.clients.circuit import Circuit, CircuitOpenError
 from forage_runtime.clients.reasons import describe_error
 from forage_runtime.security.channels import open_channel
 from forage_runtime.security.handshakes import record_failure
-from forage_runtime.security.tokens import open_token_file
+from forage_runtime.security.token_file import open_token_file
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.log_sampling import LogSampler

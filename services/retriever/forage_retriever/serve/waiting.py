@@ -33,7 +33,7 @@ class SearchOptions(NamedTuple):
     filters: Filters = ()
 
 
-class Request:
+class QueuedSearch:
     """The queries of one caller, and how many of them are taken."""
 
     __slots__ = ("due", "options", "taken", "texts", "turn", "urgency")
@@ -52,7 +52,7 @@ class Request:
         return len(self.texts) - self.taken
 
 
-R = TypeVar("R", bound=Request)
+R = TypeVar("R", bound=QueuedSearch)
 
 
 class WaitingRequests(Generic[R]):

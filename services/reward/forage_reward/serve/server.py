@@ -40,11 +40,11 @@ from forage_reward.serve.shadow import ShadowScorer
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 from forage_reward.wire import InvalidItemError, from_proto, read_truth, read_view, to_proto
 from forage_runtime.addresses import bind
-from forage_runtime.security.byte_budget import Place, RequestByteBudget
+from forage_runtime.security.byte_budget import RequestByteBudget, Reservation
 from forage_runtime.security.call_guard import CallGuard
 from forage_runtime.security.call_limits import guard_calls, limit_connections
 from forage_runtime.security.tls import make_grpc_server_credentials
-from forage_runtime.security.tokens import open_token_file
+from forage_runtime.security.token_file import open_token_file
 from forage_runtime.settings import RewardSettings, Settings
 from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.log_sampling import LogSampler
@@ -307,7 +307,7 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
         self._scoring = scoring
         self._description = description
         self._streams = 0
-        self.room = RequestByteBudget(MAX_BYTES_IN_PROGRESS, MAX_MESSAGE_BYTES)
+        self.budget = RequestByteBudget(MAX_BYTES_IN_PROGRESS, MAX_MESSAGE_BYTES)
 
     async def Score(
         self, request: reward_pb2.ScoreRequest, context: grpc.aio.ServicerContext
@@ -330,7 +330,7 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
         REQUESTS.labels("ScoreStream").inc()
         if self._streams >= MAX_STREAMS:
             await _refuse(context, "ScoreStream", f"{MAX_STREAMS} streams are open: try again later")
-        stream = ScoreStream(self._scoring, request_iterator, self.room, compute_deadline(context.time_remaining()))
+        stream = ScoreStream(self._scoring, request_iterator, self.budget, compute_deadline(context.time_remaining()))
         self._streams += 1
 
         def release(_: object) -> None:
@@ -462,7 +462,7 @@ async def _start_grpc(
     ]
     credentials = make_grpc_server_credentials(settings.tls, "reward")
     tokens = open_token_file(settings.reward.auth_token_file, "reward.auth_token_file")
-    interceptors = (*guard_calls(tokens, servicer.room, "reward/grpc", MAX_CONCURRENT_CALLS), CallGuard())
+    interceptors = (*guard_calls(tokens, servicer.budget, "reward/grpc", MAX_CONCURRENT_CALLS), CallGuard())
     server = grpc.aio.server(options=options, interceptors=interceptors)
     reward_pb2_grpc.add_RewardServicer_to_server(servicer, server)
     probes = health.aio.HealthServicer()
@@ -486,11 +486,11 @@ class ScoreStream:
         self,
         scoring: ScoringQueue,
         requests: AsyncIterator[reward_pb2.ScoreStreamRequest],
-        room: RequestByteBudget,
+        budget: RequestByteBudget,
         deadline: float,
     ) -> None:
         self._scoring = scoring
-        self._room = room
+        self._budget = budget
         self._requests = requests
         self._deadline = deadline
         self._window = asyncio.Semaphore(WINDOW)
@@ -513,15 +513,15 @@ class ScoreStream:
                 async for request in self._requests:
                     await self._window.acquire()
                     await self._scoring.admission.enter(1)
-                    place = await self._room.take(request.ByteSize(), None)
+                    reservation = await self._budget.take(request.ByteSize(), None)
                     # One task per item, so that an item that waits delays no other.
                     task = tasks.create_task(self._answer(request))
-                    task.add_done_callback(partial(self._release, place))
+                    task.add_done_callback(partial(self._release, reservation))
         finally:
             self._replies.put_nowait(None)
 
-    def _release(self, place: Place, _: object) -> None:
-        place.shrink(0)
+    def _release(self, reservation: Reservation, _: object) -> None:
+        reservation.shrink(0)
         self._scoring.admission.leave(1)
 
     async def _answer(self, request: reward_pb2.ScoreStreamRequest) -> None:

@@ -17,8 +17,6 @@ from typing import IO, Any
 
 import psutil
 
-from forage_rollout.core.arguments import build_environment
-from forage_rollout.core.start_errors import read_failure
 from forage_rollout.deployments import reaper
 from forage_rollout.deployments.devices import (
     check_machine,
@@ -28,6 +26,8 @@ from forage_rollout.deployments.devices import (
     list_node_gpus,
 )
 from forage_rollout.deployments.relay import LogRelay
+from forage_rollout.vllm_start.start_errors import read_failure
+from forage_rollout.vllm_start.vllm_args import build_environment
 from forage_runtime.devices import count_cpus as count_machine_cpus
 from forage_runtime.errors import StartError
 from forage_runtime.files.socket_folder import find_socket_folder

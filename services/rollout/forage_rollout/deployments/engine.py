@@ -12,21 +12,21 @@ from typing import NoReturn
 import ray
 
 from forage_proto.v1.trajectory_pb2 import Policy, Replica, Sampling
-from forage_queue.rollout.shifts import Shifts
+from forage_queue.rollout.lease_watch import LeaseWatch
 from forage_queue.streams.client import StreamClient
 from forage_queue.streams.history import open_history
-from forage_rollout.core.arguments import build_environment
-from forage_rollout.core.process import prepare_fork
-from forage_rollout.core.start_errors import EngineStartError, explain_start
 from forage_rollout.deployments.autoscaling import ONGOING
-from forage_rollout.deployments.engine_links import open_door
+from forage_rollout.deployments.engine_links import open_server
 from forage_rollout.deployments.replica import REDIS_TIMEOUT_S, CheckPace, build_process_name, start_process
 from forage_rollout.deployments.routing import OUT_OF_SERVICE
 from forage_rollout.engine.endpoint_engine import EndpointEngine
 from forage_rollout.engine.openai import OpenAiRoutes, ResponseHead
 from forage_rollout.engine.vllm_engine import VllmEngine
-from forage_rollout.links.doors import describe_door
+from forage_rollout.links.engine_directory import describe_address
 from forage_rollout.metrics import Snapshot, read_call_counts, to_counts
+from forage_rollout.vllm_start.fork_server import prepare_fork
+from forage_rollout.vllm_start.start_errors import EngineStartError, explain_start
+from forage_rollout.vllm_start.vllm_args import build_environment
 from forage_runtime.background import supervise
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.logs import get_logger
@@ -71,22 +71,22 @@ class EngineDeployment:
         if settings.rollout.engine.endpoint:
             self._engine = self._openai = EndpointEngine(settings)
             await self._engine.connect()
-            self._server, self._door = await open_door(self._engine)
+            self._server, self._address = await open_server(self._engine)
             return
         if not ray.get_gpu_ids():
             os.environ.update(build_environment(settings.rollout.engine))
             prepare_fork()
         streams = StreamClient(settings.redis, settings.run.id, REDIS_TIMEOUT_S, open_history(settings.run, "engine"))
-        shifts = Shifts(streams, self._replica) if settings.trainer.placement == "colocated" else None
-        if shifts is not None:
-            await shifts.wait_for_engines()
-        with nullcontext() if shifts is None else shifts.starting():
+        lease_watch = LeaseWatch(streams, self._replica) if settings.trainer.placement == "colocated" else None
+        if lease_watch is not None:
+            await lease_watch.wait_for_engines()
+        with nullcontext() if lease_watch is None else lease_watch.starting():
             self._engine = engine = _start_engine(settings)
             self._openai = OpenAiRoutes(engine, settings)
-        self._follower = Follower(streams, self._engine, self._replica, shifts, settings.security.audit_file)
+        self._follower = Follower(streams, self._engine, self._replica, lease_watch, settings.security.audit_file)
         await self._follower.catch_up()
         self._following = supervise(self._follower.follow(), "follow_policy")
-        self._server, self._door = await open_door(self._engine, lambda: engine.stands_still)
+        self._server, self._address = await open_server(self._engine, lambda: engine.stands_still)
 
     async def get_end_of_turn(self) -> str:
         return self._engine.end_of_turn
@@ -127,7 +127,7 @@ class EngineDeployment:
 
     async def record_replica_metadata(self) -> dict[str, str]:
         """Tell agents how to reach this replica; Serve calls this method by its name, once."""
-        return describe_door(self._door)
+        return describe_address(self._address)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Report what Serve cannot count; Serve calls this method by its name."""

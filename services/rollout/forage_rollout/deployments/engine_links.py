@@ -12,8 +12,8 @@ import ray
 from ray.serve.handle import DeploymentHandle
 
 from forage_rollout.deployments.replica import call_replica
-from forage_rollout.links.doors import ENGINE_DOORS
-from forage_rollout.links.link import Door
+from forage_rollout.links.engine_directory import ENGINE_DIRECTORY
+from forage_rollout.links.link import EngineAddress
 from forage_rollout.links.pool import EnginePool
 from forage_rollout.links.server import EngineServer
 from forage_rollout.loop.generation import Engine
@@ -23,7 +23,9 @@ _CERT, _KEY, _CA = "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT
 _KEY_BYTES = 32
 
 
-async def open_door(engine: Engine, stands_still: Callable[[], bool] = lambda: False) -> tuple[EngineServer, Door]:
+async def open_server(
+    engine: Engine, stands_still: Callable[[], bool] = lambda: False
+) -> tuple[EngineServer, EngineAddress]:
     """Serve an engine on its node's address, to those whom Ray tells the key: one of this replica alone.
 
     Args:
@@ -31,7 +33,7 @@ async def open_door(engine: Engine, stands_still: Callable[[], bool] = lambda: F
     """
     tls = make_ray_context(ssl.Purpose.CLIENT_AUTH)
     server = EngineServer(engine, secrets.token_bytes(_KEY_BYTES), tls, stands_still)
-    return server, Door(await server.listen(ray.util.get_node_ip_address()), server.key)
+    return server, EngineAddress(await server.listen(ray.util.get_node_ip_address()), server.key)
 
 
 async def open_pool(engine: DeploymentHandle, releases: bool) -> tuple[EnginePool, str]:
@@ -42,8 +44,8 @@ async def open_pool(engine: DeploymentHandle, releases: bool) -> tuple[EnginePoo
     """
     end_of_turn: str = await call_replica(engine.get_end_of_turn)  # from here on the handle has a router
     pool = EnginePool(releases, make_ray_context(ssl.Purpose.SERVER_AUTH))
-    ENGINE_DOORS.watch(pool.set_replicas)
-    await asyncio.sleep(0)  # the doors are set in the loop's next turn
+    ENGINE_DIRECTORY.watch(pool.set_replicas)
+    await asyncio.sleep(0)  # the addresses are set in the loop's next turn
     await pool.wait_for_links()
     return pool, end_of_turn
 

@@ -19,7 +19,7 @@ from forage_runtime.errors import SettingsError, UnavailableError
 from forage_runtime.security.channels import open_channel
 from forage_runtime.security.handshakes import explain_tls
 from forage_runtime.security.tls import http_scheme, make_client_context
-from forage_runtime.security.tokens import authorization_metadata, open_token_file
+from forage_runtime.security.token_file import authorization_metadata, open_token_file
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.health import Health
 from forage_runtime.telemetry.logs import get_logger

@@ -13,7 +13,7 @@ import asyncio
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from forage_rollout.links.affinity import order_replicas
-from forage_rollout.links.doors import update_doors
+from forage_rollout.links.engine_directory import update_directory
 
 OUT_OF_SERVICE = "out_of_service"
 """Routing statistic that a replica reports: why it refuses to generate; empty while it serves."""
@@ -30,7 +30,7 @@ class EngineRouter(RequestRouter):  # type: ignore[misc]
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Take note of the running replicas. Serve calls this by its name, at each change."""
         super().update_replicas(replicas)
-        update_doors({replica.replica_id.unique_id: replica.replica_metadata for replica in replicas})
+        update_directory({replica.replica_id.unique_id: replica.replica_metadata for replica in replicas})
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

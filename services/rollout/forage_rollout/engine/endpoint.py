@@ -16,7 +16,7 @@ from forage_runtime.clients.circuit import Circuit
 from forage_runtime.clients.concurrency import Slots
 from forage_runtime.clients.outgoing import bound_replies
 from forage_runtime.errors import SettingsError, UnavailableError
-from forage_runtime.security.tokens import HEADER, TokenFile
+from forage_runtime.security.token_file import HEADER, TokenFile
 from forage_runtime.settings import EngineSettings
 from forage_runtime.telemetry.waits import waiting
 

@@ -13,7 +13,7 @@ from forage_rollout.engine.endpoint import Dialect, Endpoint, restore_stop_text
 from forage_rollout.engine.engine_counts import EngineCounts, Meter
 from forage_rollout.engine.openai import ResponseHead
 from forage_rollout.engine.stops import StopTexts
-from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
+from forage_rollout.loop.generation import Generation, GenerationRequest, RenderedPrompt
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_runtime.clients.calls import MalformedReplyError, RefusedError
 from forage_runtime.errors import SettingsError, UnavailableError
@@ -85,7 +85,7 @@ class EndpointEngine:
             self._tokenizer = await asyncio.to_thread(AutoTokenizer.from_pretrained, str(self._folder))
         return render_chat(self._tokenizer, messages, values)
 
-    async def generate(self, request: Request) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         """Sample to a stop text, the end-of-sequence token or `max_tokens`.
 
         Raises:
@@ -158,7 +158,7 @@ class EndpointEngine:
         async for part in self._endpoint.forward(method, path, body):
             yield part
 
-    async def _generate(self, request: Request) -> Generation:
+    async def _generate(self, request: GenerationRequest) -> Generation:
         body = _build_sampling(request) | {
             "prompt": request.token_ids,
             "min_tokens": request.min_tokens,
@@ -188,7 +188,7 @@ class EndpointEngine:
         self._meter.counts.cached_prompt_tokens += cached
         return Generation(ids, logprobs, hit_length, [(0, 0, 0, len(ids))])
 
-    async def _generate_text(self, request: Request) -> Generation:
+    async def _generate_text(self, request: GenerationRequest) -> Generation:
         for name, value, unset in (("top_k", request.top_k, (-1, 0)), ("min_tokens", request.min_tokens, (0,))):
             if value not in unset:
                 raise RefusedError(f"{name} is {value}: {self.serving.uri} supports temperature and top_p only")
@@ -224,7 +224,7 @@ async def check_endpoint(settings: Settings) -> None:
             await endpoint.close()
 
 
-def _build_sampling(request: Request) -> dict[str, Any]:
+def _build_sampling(request: GenerationRequest) -> dict[str, Any]:
     sampling: dict[str, Any] = {
         "max_tokens": request.max_tokens,
         "temperature": request.temperature,

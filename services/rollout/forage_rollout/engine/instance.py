@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from forage_rollout.core.arguments import build_arguments, build_environment, is_exact
-from forage_rollout.core.process import use_own_processes
 from forage_rollout.engine.generation_pause import GenerationPause
 from forage_rollout.engine.scheduler_watch import SchedulerWatch
+from forage_rollout.vllm_start.fork_server import use_own_processes
+from forage_rollout.vllm_start.vllm_args import build_arguments, build_environment, is_exact
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.logs import get_logger
 from forage_weights.rollout.adapter import Adapters

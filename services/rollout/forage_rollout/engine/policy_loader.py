@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from forage_proto.v1.trajectory_pb2 import Policy
-from forage_rollout.core.start_errors import EngineStartError, explain_start
 from forage_rollout.engine.engine_counts import EngineCounts, Meter
 from forage_rollout.engine.generation_pause import GenerationPause
 from forage_rollout.engine.instance import Instance, lay_out_model
 from forage_rollout.engine.leases import Leases
+from forage_rollout.vllm_start.start_errors import EngineStartError, explain_start
 from forage_runtime.files.model_folder import list_weight_files
 from forage_runtime.files.served_lora import get_served_lora_rank
 from forage_runtime.security.audit import record_act

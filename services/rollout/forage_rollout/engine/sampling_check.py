@@ -11,10 +11,10 @@ from multiprocessing import get_context
 from typing import Any
 
 from forage_proto.v1.trajectory_pb2 import Sampling
-from forage_rollout.core.arguments import build_environment
 from forage_rollout.engine.sampling_parameters import RefusedSamplingError, build_parameters, make_parameters
 from forage_rollout.engine.stops import StopTexts
 from forage_rollout.loop.generation import build_request
+from forage_rollout.vllm_start.vllm_args import build_environment
 from forage_runtime.errors import SettingsError
 from forage_runtime.settings import Settings
 

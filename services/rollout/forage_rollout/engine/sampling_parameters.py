@@ -6,7 +6,7 @@ from typing import Any
 
 from forage_proto.v1.trajectory_pb2 import Sampling
 from forage_rollout.engine.stops import StopTexts
-from forage_rollout.loop.generation import Request, build_request
+from forage_rollout.loop.generation import GenerationRequest, build_request
 from forage_runtime.clients.calls import RefusedError
 
 
@@ -22,7 +22,7 @@ class RefusedSamplingError(RefusedError):
         self.parameter = parameter
 
 
-def build_parameters(request: Request, stops: StopTexts) -> Any:
+def build_parameters(request: GenerationRequest, stops: StopTexts) -> Any:
     """vLLM's `SamplingParams` of a generation.
 
     Raises:

@@ -16,7 +16,7 @@ from forage_rollout.engine.leases import Leases
 from forage_rollout.engine.policy_loader import PolicyLoader
 from forage_rollout.engine.sampling_parameters import build_parameters, find_refusal
 from forage_rollout.engine.stops import StopTexts
-from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
+from forage_rollout.loop.generation import Generation, GenerationRequest, RenderedPrompt
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.text.chat_template import Chat
@@ -111,7 +111,7 @@ class VllmEngine:
         """See `chat.render_chat`."""
         return render_chat(self._tokenizer, messages, values)
 
-    async def generate(self, request: Request) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         """Sample to a stop text, the end-of-sequence token or `max_tokens`.
 
         In drain mode the request's `affinity` holds a lease from now until `release`, so that one policy serves all of
@@ -147,7 +147,7 @@ class VllmEngine:
         if self._leases is not None:
             await self._leases.release(affinity)
 
-    async def _generate(self, request: Request) -> Generation:
+    async def _generate(self, request: GenerationRequest) -> Generation:
         with self._meter.track_request() as counts:
             async with self._instance.adapters.use_current() as adapter:
                 final = await self._sample(request, adapter)
@@ -169,7 +169,7 @@ class VllmEngine:
             versions=versions,
         )
 
-    async def _sample(self, request: Request, adapter: Adapter | None) -> Any:
+    async def _sample(self, request: GenerationRequest, adapter: Adapter | None) -> Any:
         """vLLM's final `RequestOutput`."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -293,7 +293,7 @@ class VllmEngine:
         asked = self._instance
         try:
             async with asyncio.timeout(self._hang_timeout_s):
-                await self._sample(Request([self._tokenizer.eos_token_id or 0], 1, 0.0, 1.0, -1, None), None)
+                await self._sample(GenerationRequest([self._tokenizer.eos_token_id or 0], 1, 0.0, 1.0, -1, None), None)
         except EngineLostError:
             if not self.is_starting_again and self._instance is asked:
                 raise

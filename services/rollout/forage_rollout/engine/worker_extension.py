@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from forage_rollout.core.start_errors import record_start_errors
+from forage_rollout.vllm_start.start_errors import record_start_errors
 from forage_runtime.telemetry.stacks import write_stacks_on_signal
 from forage_weights.rollout.staging import DeltaFiles, Stage
 
@@ -15,7 +15,7 @@ record_start_errors()
 
 
 class WorkerExtension:
-    """Methods that vLLM adds to its worker, for calls by name; see `weights.staging.Stage`."""
+    """Methods that vLLM adds to its worker, for calls by name; see `forage_weights.rollout.staging.Stage`."""
 
     _policy_stage: Stage | None = None
 

@@ -35,7 +35,7 @@ from forage_sandbox.child import START_TIMEOUT_S, Child, ChildError
 from forage_sandbox.support import build_confinement
 
 log = get_logger()
-MODULE = "forage_rollout.environments.process"
+MODULE = "forage_rollout.environments.environment_process"
 MAX_SEARCHES = 1024
 """Searches of one environment at a time; more are no environment's need."""
 MAX_UNREAD_BYTES = 256 * 2**20

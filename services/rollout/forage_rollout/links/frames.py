@@ -15,7 +15,7 @@ from enum import IntEnum
 from functools import lru_cache
 
 from forage_proto.v1.trajectory_pb2 import TemplateValues
-from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
+from forage_rollout.loop.generation import Generation, GenerationRequest, RenderedPrompt
 from forage_runtime.text.chat_template import Chat
 
 VERSION = 3
@@ -46,7 +46,7 @@ class Kind(IntEnum):
     GENERATED = 8
     RENDERED = 9
     FAILED = 10
-    """The kind of an error, see `failures`, and its sentence."""
+    """The kind of an error, see `connection.pack_failure`, and its sentence."""
     LEAVING = 11
     """Server: this replica ends; send it nothing more."""
     PING = 12
@@ -151,7 +151,7 @@ def unpack_prompt(data: bytes) -> RenderedPrompt:
     return RenderedPrompt(unpack_tokens(data[_LENGTH.size + length :]), opening)
 
 
-def pack_request(request: Request) -> bytes:
+def pack_request(request: GenerationRequest) -> bytes:
     """The body of GENERATE."""
     affinity, stops = request.affinity.encode(), _pack_stops(request.stop)
     return b"".join(
@@ -175,7 +175,7 @@ def pack_request(request: Request) -> bytes:
     )
 
 
-def unpack_request(body: bytes) -> Request:
+def unpack_request(body: bytes) -> GenerationRequest:
     """What `pack_request` has packed.
 
     Raises:
@@ -187,7 +187,7 @@ def unpack_request(body: bytes) -> Request:
         tokens_at = stops_at + stopped
         if len(body) != tokens_at + 4 * tokens:
             raise FrameError(f"a request of {len(body)} bytes, {tokens_at + 4 * tokens} are announced")
-        return Request(
+        return GenerationRequest(
             token_ids=unpack_tokens(body[tokens_at:]),
             max_tokens=most,
             temperature=temperature,
@@ -204,7 +204,7 @@ def unpack_request(body: bytes) -> Request:
 
 
 def pack_generation(generation: Generation) -> bytes:
-    """The body of GENERATED, but for the load that `failures` and the server put before it."""
+    """The body of GENERATED, but for the load that `pack_failure` and the server put before it."""
     versions = generation.versions
     return b"".join(
         (

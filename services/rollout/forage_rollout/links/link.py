@@ -9,8 +9,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from forage_proto.v1.trajectory_pb2 import TemplateValues
-from forage_rollout.links.connection import NONCE_BYTES, FrameConnection, draw_nonce, is_proof, prove
-from forage_rollout.links.failures import LinkLostError, unpack_failure
+from forage_rollout.links.connection import (
+    NONCE_BYTES,
+    FrameConnection,
+    LinkLostError,
+    draw_nonce,
+    is_proof,
+    prove,
+    unpack_failure,
+)
 from forage_rollout.links.frames import (
     VERSION,
     FrameError,
@@ -21,7 +28,7 @@ from forage_rollout.links.frames import (
     unpack_prompt,
 )
 from forage_rollout.links.server import LOAD
-from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
+from forage_rollout.loop.generation import Generation, GenerationRequest, RenderedPrompt
 from forage_runtime.addresses import split_address
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.text.chat_template import Chat
@@ -36,10 +43,10 @@ _NUMBERS = 2**32
 
 
 @dataclass(frozen=True)
-class Door:
+class EngineAddress:
     """Where a replica listens, and the key that it wants to be known."""
 
-    address: str
+    host_port: str
     key: bytes = field(repr=False)
 
 
@@ -53,9 +60,9 @@ class EngineLink(FrameConnection):
         ended: set when the connection has ended, whoever ended it.
     """
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, address: EngineAddress) -> None:
         super().__init__()
-        self._door = door
+        self._address = address
         self._nonce = draw_nonce()
         self._theirs = b""
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
@@ -69,16 +76,16 @@ class EngineLink(FrameConnection):
         self.ended = asyncio.Event()
 
     @classmethod
-    async def connect(cls, door: Door, tls: ssl.SSLContext | None = None) -> EngineLink:
+    async def connect(cls, address: EngineAddress, tls: ssl.SSLContext | None = None) -> EngineLink:
         """Connect, and prove to each other who they are.
 
         Raises:
             OSError: there is no connection.
             LinkLostError: the other end is not the replica, or does not want this agent.
         """
-        host, port = split_address(door.address)
+        host, port = split_address(address.host_port)
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-            _, link = await asyncio.get_running_loop().create_connection(lambda: cls(door), host, port, ssl=tls)
+            _, link = await asyncio.get_running_loop().create_connection(lambda: cls(address), host, port, ssl=tls)
             try:
                 await link._welcome
             except BaseException:
@@ -110,16 +117,16 @@ class EngineLink(FrameConnection):
                     await self.ended.wait()  # wait: pause between two signs of life
             silent = 0 if self._is_heard else silent + 1
             if silent == MOST_SILENT and not self.ended.is_set():
-                log.warning("engine_is_silent", address=self._door.address, silent_s=silent * PING_S)
+                log.warning("engine_is_silent", address=self._address.host_port, silent_s=silent * PING_S)
                 self.abort()
                 await self.ended.wait()  # wait: for the next turn of the event loop
 
-    async def generate(self, request: Request) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         """Have the replica generate; a caller that is cancelled ends the sampling, too.
 
         Raises:
             LinkLostError: the connection ended first; whether the replica has sampled is not known.
-            Exception: see `failures`.
+            Exception: see `connection.pack_failure`.
         """
         return unpack_generation(await self._ask(Kind.GENERATE, pack_request(request)))
 
@@ -139,7 +146,7 @@ class EngineLink(FrameConnection):
 
     async def _ask(self, kind: Kind, body: bytes) -> bytes:
         if self.ended.is_set():
-            raise LinkLostError(f"the connection to the engine at {self._door.address} has ended")
+            raise LinkLostError(f"the connection to the engine at {self._address.host_port} has ended")
         number = self._next_number()
         reply = self._waiting[number] = self._loop.create_future()
         self.send(kind, number, body)
@@ -188,9 +195,9 @@ class EngineLink(FrameConnection):
             if number != VERSION:
                 raise FrameError(f"version {number} of the frames, this agent has {VERSION}: it is another release")
             self._theirs = body
-            self.send(Kind.PROOF, 0, self._nonce + prove(self._door.key, Kind.PROOF, body, self._nonce))
+            self.send(Kind.PROOF, 0, self._nonce + prove(self._address.key, Kind.PROOF, body, self._nonce))
         elif kind == Kind.WELCOME and self._theirs:
-            if not is_proof(body, self._door.key, Kind.WELCOME, self._theirs, self._nonce):
+            if not is_proof(body, self._address.key, Kind.WELCOME, self._theirs, self._nonce):
                 raise FrameError("it does not know the key of the replica")
             self.allow_requests()
             self._welcome.set_result(None)
@@ -199,7 +206,7 @@ class EngineLink(FrameConnection):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.ended.set()
-        lost = f"the connection to the engine at {self._door.address} has ended ({error or 'closed there'})"
+        lost = f"the connection to the engine at {self._address.host_port} has ended ({error or 'closed there'})"
         if not self._welcome.done():
             self._welcome.set_exception(LinkLostError(lost))
             self._welcome.exception()  # seen: who connects may have given up

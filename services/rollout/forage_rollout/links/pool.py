@@ -17,9 +17,9 @@ from typing import TypeVar
 
 from forage_proto.v1.trajectory_pb2 import TemplateValues
 from forage_rollout.links.affinity import order_replicas
-from forage_rollout.links.failures import LinkLostError
-from forage_rollout.links.link import Door, EngineLink
-from forage_rollout.loop.generation import Generation, RenderedPrompt, Request
+from forage_rollout.links.connection import LinkLostError
+from forage_rollout.links.link import EngineAddress, EngineLink
+from forage_rollout.loop.generation import Generation, GenerationRequest, RenderedPrompt
 from forage_runtime.background import supervise
 from forage_runtime.errors import UnavailableError
 from forage_runtime.telemetry import tracing
@@ -78,13 +78,13 @@ class EnginePool:
         self._counts.engine_links = sum(replica.is_open for replica in self._replicas.values())
         return self._counts
 
-    def set_replicas(self, doors: Mapping[str, Door]) -> None:
+    def set_replicas(self, addresses: Mapping[str, EngineAddress]) -> None:
         """Connect to these replicas from now on, by name. Requests in progress at others may end there."""
-        for name in [name for name, replica in self._replicas.items() if doors.get(name) != replica.door]:
+        for name in [name for name, replica in self._replicas.items() if addresses.get(name) != replica.address]:
             self._replicas.pop(name).retire()
-        for name, door in doors.items():
+        for name, address in addresses.items():
             if name not in self._replicas:
-                self._replicas[name] = _Replica(name, door, self._tls, self._notify, self._counts)
+                self._replicas[name] = _Replica(name, address, self._tls, self._notify, self._counts)
 
     async def wait_for_links(self) -> None:
         """Return once a connection to each replica was tried, or after two seconds: then the first have the choice."""
@@ -96,7 +96,7 @@ class EnginePool:
         """See `loop.generation.Engine`."""
         return await self._ask("", lambda link: link.render_chat(messages, values), self._note_nothing)
 
-    async def generate(self, request: Request) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         """Generate on the replica of the request's affinity, or elsewhere; the caller has a deadline.
 
         Waits where no replica can be reached or serves: another takes over, or it is back soon.
@@ -203,10 +203,15 @@ class _Replica:
     """
 
     def __init__(
-        self, name: str, door: Door, tls: ssl.SSLContext | None, notify: Callable[[], None], counts: PoolCounts
+        self,
+        name: str,
+        address: EngineAddress,
+        tls: ssl.SSLContext | None,
+        notify: Callable[[], None],
+        counts: PoolCounts,
     ) -> None:
         self.name = name
-        self.door = door
+        self.address = address
         self.link: EngineLink | None = None
         self.avoided_until = 0.0
         self.tried = asyncio.Event()
@@ -252,7 +257,7 @@ class _Replica:
         pause_s = _RETRY_S
         while True:
             try:
-                self.link = link = await EngineLink.connect(self.door, self._tls)
+                self.link = link = await EngineLink.connect(self.address, self._tls)
             except (OSError, TimeoutError, LinkLostError) as error:
                 self.tried.set()
                 if _sampler.admit(f"{self.name} unreachable"):

@@ -8,8 +8,15 @@ import struct
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from forage_rollout.links.connection import NONCE_BYTES, FrameConnection, draw_nonce, is_proof, prove
-from forage_rollout.links.failures import is_foreseen, pack_failure
+from forage_rollout.links.connection import (
+    NONCE_BYTES,
+    FrameConnection,
+    draw_nonce,
+    is_foreseen,
+    is_proof,
+    pack_failure,
+    prove,
+)
 from forage_rollout.links.frames import (
     VERSION,
     FrameError,

@@ -11,7 +11,7 @@ from forage_runtime.text.chat_template import Chat
 
 
 @dataclass(frozen=True)
-class Request:
+class GenerationRequest:
     """One generation.
 
     Attributes:
@@ -75,7 +75,7 @@ class Engine(Protocol):
         """
         ...
 
-    async def generate(self, request: Request) -> Generation: ...
+    async def generate(self, request: GenerationRequest) -> Generation: ...
 
     async def release(self, affinity: str) -> None:
         """End an affinity: no more requests of it will come."""
@@ -92,7 +92,7 @@ def build_request(
     min_tokens: int = 0,
     affinity: str = "",
     priority: int = 0,
-) -> Request:
+) -> GenerationRequest:
     """The request of one turn.
 
     Its seed is a hash of `seed + sample` and the turn, so that turns differ and each can be repeated alone.
@@ -102,7 +102,7 @@ def build_request(
         digest = hashlib.blake2b(f"{sampling.seed + sample}/{turn}".encode(), digest_size=8).digest()
         seed = int.from_bytes(digest, "big") >> 2
     top_p, top_k = sampling.top_p or 1.0, sampling.top_k or -1
-    return Request(
+    return GenerationRequest(
         token_ids=context,
         max_tokens=max_tokens,
         temperature=sampling.temperature,

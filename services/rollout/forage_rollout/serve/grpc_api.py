@@ -36,7 +36,7 @@ from forage_runtime.security.byte_budget import RequestByteBudget
 from forage_runtime.security.call_guard import CallGuard
 from forage_runtime.security.call_limits import guard_calls, limit_connections
 from forage_runtime.security.tls import make_grpc_server_credentials
-from forage_runtime.security.tokens import TokenFile
+from forage_runtime.security.token_file import TokenFile
 from forage_runtime.settings import TlsSettings
 from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.tracing import Span, SpanKind
@@ -169,10 +169,10 @@ def make_server(address: str, servicer: RolloutServicer, token: TokenFile | None
     Raises:
         UserError: the port is in use, or a file with a certificate is wrong.
     """
-    room = RequestByteBudget(_BYTES_IN_PROGRESS, _REQUEST_BYTES)
+    budget = RequestByteBudget(_BYTES_IN_PROGRESS, _REQUEST_BYTES)
     credentials = make_grpc_server_credentials(tls, "rollout")
     server = grpc.aio.server(
-        interceptors=(*guard_calls(token, room, "rollout/grpc"), CallGuard()),
+        interceptors=(*guard_calls(token, budget, "rollout/grpc"), CallGuard()),
         options=[
             ("grpc.so_reuseport", 0),
             *limit_connections(),

@@ -36,7 +36,7 @@ from forage_runtime.security.http.guard import (
     read_body,
     replay_body,
 )
-from forage_runtime.security.tokens import TokenFile
+from forage_runtime.security.token_file import TokenFile
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.logs import get_logger

@@ -26,7 +26,7 @@ from forage_runtime.errors import UnavailableError
 from forage_runtime.problems import require_all
 from forage_runtime.security.health_gate import HealthGate
 from forage_runtime.security.http.server import make_protocol
-from forage_runtime.security.tokens import TokenFile
+from forage_runtime.security.token_file import TokenFile
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.health import Health, serve_health

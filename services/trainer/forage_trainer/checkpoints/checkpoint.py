@@ -137,7 +137,7 @@ class Checkpoints:
             DiskFullError: no disk space.
         """
         if self._writing is not None:
-            raise RuntimeError("the checkpoint before this one is not settled")
+            raise RuntimeError("the checkpoint before this one was not waited for")
         self.require_space()
         target = self._path(step)
         with ExitStack() as staged:
@@ -149,11 +149,14 @@ class Checkpoints:
             manifest = Manifest(step, epoch, data, consumed, metrics, {}, self.world_size, states)
             self._writing = self._threads.submit(self._complete, staged.pop_all(), folder, manifest)
 
-    def settle(self, wait: bool, unscored: Collection[int] = ()) -> Path | None:
-        """Return the checkpoint that has become durable since it was begun; None while there is none.
+    def poll(self, unscored: Collection[int] = ()) -> Path | None:
+        """Return the checkpoint that has become durable since it was begun; None while there is none. As `wait`."""
+        return self.wait(unscored) if self._writing is not None and self._writing.done() else None
+
+    def wait(self, unscored: Collection[int] = ()) -> Path | None:
+        """Return the checkpoint that was begun, once it is durable; None where none was.
 
         Args:
-            wait: wait for it, if one was begun.
             unscored: steps whose validation is under way; their checkpoints stay, however old.
 
         Raises:
@@ -161,7 +164,7 @@ class Checkpoints:
             UserError: the files of some process do not appear.
             Exception: `confirm` raised it.
         """
-        if self._writing is None or not (wait or self._writing.done()):
+        if self._writing is None:
             return None
         target = self._await_written()
         kept = {self.best_step(), *unscored, *self.list_steps()[: self._keep]}

@@ -38,7 +38,7 @@ class Manifest:
     """The content of `manifest.json`.
 
     step: optimizer steps taken; with trainer.batching=strict it is the data cursor too, since batch n feeds step n.
-        With ready that is `forage_queue.trainer.places.ConsumedSlots`, one of the parts.
+        With ready that is `forage_queue.trainer.slots.ConsumedSlots`, one of the parts.
     epoch: of the trainer that wrote the checkpoint.
     data: digest of the training files.
     consumed: steps since the previous checkpoint, whose groups are acknowledged once this one is durable.

@@ -15,7 +15,7 @@ from typing import Any
 
 from prometheus_client import Gauge
 
-from forage_queue.trainer.places import Place, PlacesOfSteps
+from forage_queue.trainer.slots import Slot, SlotsOfSteps
 from forage_runtime.errors import ForageError, UserError
 from forage_runtime.files.folders import write_json
 from forage_trainer.reporting.guards import Trip
@@ -51,7 +51,7 @@ class Rollbacks:
                 json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else []
             )
             self._skipped = {int(entry["step"]) for entry in self._entries}
-            self._places: PlacesOfSteps = {
+            self._slots: SlotsOfSteps = {
                 int(entry["step"]): [(int(batch), int(position)) for batch, position in entry.get("places", ())]
                 for entry in self._entries
             }
@@ -64,19 +64,19 @@ class Rollbacks:
         ROLLED_BACK.set(max((float(entry.get("time", 0.0)) for entry in self._entries), default=0.0))
 
     @property
-    def places(self) -> PlacesOfSteps:
+    def slots(self) -> SlotsOfSteps:
         """What each of these steps took, where trainer.batching=ready may give it others."""
-        return self._places
+        return self._slots
 
     def is_skipped(self, step: int) -> bool:
         """Whether a step must not train on its groups."""
         return step in self._skipped
 
-    def roll_back(self, step: int, trip: Trip, places: Sequence[Place] = ()) -> RolledBackError:
+    def roll_back(self, step: int, trip: Trip, slots: Sequence[Slot] = ()) -> RolledBackError:
         """Record durably that a step is to be skipped; returns the error that ends this process.
 
         Args:
-            places: what it has taken, for `places`; empty where it takes the same ones again anyway.
+            slots: what it has taken, for `slots`; empty where it takes the same ones again anyway.
 
         Raises:
             GuardStopError: no further rollback is allowed.
@@ -86,7 +86,7 @@ class Rollbacks:
             before = f" (before: steps {steps})" if steps else ""
             raise make_stop_error(step, trip, f"trainer.guards.max_rollbacks = {self._limit} are used up{before}, ")
         entry = {"step": step, "guard": trip.guard, "reason": trip.reason, "time": time.time()}
-        entry |= {"places": places} if places else {}
+        entry |= {"places": slots} if slots else {}
         write_json(self._path, [*self._entries, entry])
         return RolledBackError(
             f"guard '{trip.guard}' at step {step}: {trip.reason}: the next start resumes from the newest checkpoint "

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from forage_queue.streams.client import StreamClient
-from forage_queue.trainer.places import PLACES, ConsumedSlots, PlacesOfSteps, place_of
 from forage_queue.trainer.replay_groups import ReplayGroups
+from forage_queue.trainer.slots import SLOTS, ConsumedSlots, SlotsOfSteps, slot_of
 from forage_runtime.errors import DiskFullError, UserError
 from forage_runtime.retries import DiskRetry, RedisRetry
 from forage_runtime.security.audit import record_act
@@ -30,7 +30,7 @@ class Start:
 
     checkpoint: tuple[Path, Manifest] | None
     acknowledged: int
-    replayed: PlacesOfSteps = field(default_factory=dict)
+    replayed: SlotsOfSteps = field(default_factory=dict)
 
 
 def await_space(checkpoints: Checkpoints, has_begun: bool, disk: DiskRetry) -> None:
@@ -100,9 +100,9 @@ def take_over(
     return start
 
 
-def list_settled(replay_groups: ReplayGroups, streams: StreamClient, retry: RedisRetry, steps: range) -> PlacesOfSteps:
-    """List the places that acknowledged steps have settled: of groups that were trained on, and of dropped ones."""
-    settled = {step: [place_of(group) for group in replay_groups.read(step).groups] for step in steps}
+def list_settled(replay_groups: ReplayGroups, streams: StreamClient, retry: RedisRetry, steps: range) -> SlotsOfSteps:
+    """List the slots that acknowledged steps have settled: of groups that were trained on, and of dropped ones."""
+    settled = {step: [slot_of(group) for group in replay_groups.read(step).groups] for step in steps}
     ledger = retry(streams.read_ledger) if steps else {}
     dropped = {uid: step for step in steps if step in ledger for uid in ledger[step].dropped_group_uids}
     for issue in retry(streams.read_issued) if dropped else ():
@@ -160,7 +160,7 @@ def match_order(settings: Settings, manifest: Manifest) -> None:
     Raises:
         UserError: it was ready, and is strict: a strict step would take groups of its batch again.
     """
-    state = manifest.parts.get(PLACES)
+    state = manifest.parts.get(SLOTS)
     if settings.trainer.batching == "strict":
         if state is not None:
             raise UserError(
@@ -173,5 +173,5 @@ def match_order(settings: Settings, manifest: Manifest) -> None:
         settled.restart(manifest.step)
         state = settled.state_dict()
     # While steps are taken again, a checkpoint knows of those that were acknowledged and come after it.
-    places = [place for place in state["places"] if place[2] <= manifest.step]
-    manifest.parts[PLACES] = state | {"places": places}
+    slots = [slot for slot in state["places"] if slot[2] <= manifest.step]
+    manifest.parts[SLOTS] = state | {"places": slots}

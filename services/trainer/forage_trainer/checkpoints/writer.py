@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from forage_queue.streams.client import StreamClient
@@ -12,7 +13,7 @@ from forage_queue.trainer.batcher import Batch, UnackedSteps
 from forage_queue.trainer.replay_groups import ReplayGroups
 from forage_records.events import EventKind, EventLog
 from forage_runtime.errors import DiskFullError, UnavailableError
-from forage_runtime.retries import RedisRetry
+from forage_runtime.retries import Retries
 from forage_runtime.security.signatures import RunSignatures
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.logs import get_logger
@@ -55,26 +56,26 @@ class CheckpointWriter:
         streams: StreamClient,
         worker: PolicyWorker,
         data_digest: str,
-        retry: RedisRetry,
+        retries: Retries,
         hold: Callable[[], AbstractContextManager[Any]],
         signatures: RunSignatures,
         events: EventLog,
         list_unscored: Callable[[], Collection[int]],
     ) -> None:
         self._settings, self._streams, self._worker, self._data_digest = settings, streams, worker, data_digest
-        self._retry, self._hold, self._events, self._list_unscored = retry, hold, events, list_unscored
+        self._retries, self._hold, self._events, self._list_unscored = retries, hold, events, list_unscored
         folder, trainer = settings.run.folder / "checkpoints", settings.trainer
         kept = trainer.max_ckpt_to_keep
         self._checkpoints = Checkpoints(folder, kept, worker.parameters, worker.world_size, signatures=signatures)
         self._uploader = Uploader(folder, trainer.upload_url, settings.run.id) if trainer.upload_url else None
-        self._pending = UnackedSteps(streams, retry)
+        self._pending = UnackedSteps(streams, retries.redis)
         self._replay_groups = ReplayGroups(folder / "groups")
         self._keeps_groups = kept > 1
         self.parts: dict[str, Stateful] = {}
 
     def await_space(self, has_begun: bool) -> None:
         """See `start.await_space`."""
-        await_space(self._checkpoints, has_begun, self._retry.disk)
+        await_space(self._checkpoints, has_begun, self._retries.disk)
 
     def take_over(self, floor: int) -> Start:
         """Find where to begin, and acquire an epoch above `floor` and those of all checkpoints.
@@ -83,7 +84,8 @@ class CheckpointWriter:
             UserError: as `start.take_over`.
         """
         floor = max(floor, self._checkpoints.highest_epoch())
-        return take_over(self._settings, self._checkpoints, self._replay_groups, self._streams, self._retry, floor)
+        retry = self._retries.redis
+        return take_over(self._settings, self._checkpoints, self._replay_groups, self._streams, retry, floor)
 
     def restore(self, start: Start) -> Manifest | None:
         """Restore the worker, the parts and the pending steps; returns the checkpoint's manifest, None without one.
@@ -99,7 +101,7 @@ class CheckpointWriter:
         self._worker.load(state)
         self._checkpoints.require_unchanged(state)
         manifest.restore_parts(self.parts)
-        self._pending.restore(manifest.consumed, self._retry(self._streams.read_ledger))
+        self._pending.restore(manifest.consumed, self._retries.redis(self._streams.read_ledger))
         get_logger().info("resumed", step=manifest.step, from_epoch=manifest.epoch, processes=manifest.world_size)
         return manifest
 
@@ -119,7 +121,7 @@ class CheckpointWriter:
     def keep_groups(self, batch: Batch) -> None:
         """Keep a step's groups for as long as its checkpoint may turn out to be damaged."""
         if self._keeps_groups:
-            self._retry.disk(partial(self._replay_groups.write, batch))
+            self._retries.disk(partial(self._replay_groups.write, batch))
 
     def begin(self, step: int, figures: Mapping[str, Any], inbox: Inbox, wait: bool) -> None:
         """Begin a checkpoint once the one before is over.
@@ -141,28 +143,35 @@ class CheckpointWriter:
                 self._require_latest,
             )
             if wait:
-                self._settle(inbox, wait)
+                self._finish(inbox, self._checkpoints.wait)
 
-        self.settle(inbox, wait=True)
+        self.wait(inbox)
         # Processes that write together begin anew together.
         with self._hold():
-            self._retry.disk(save) if self._worker.world_size == 1 else save()
+            self._retries.disk(save) if self._worker.world_size == 1 else save()
 
-    def settle(self, inbox: Inbox, wait: bool) -> None:
-        """Acknowledge the groups of the checkpoint that was begun last, once it is durable.
+    def poll(self, inbox: Inbox) -> None:
+        """Acknowledge the groups of the checkpoint that was begun last, if it is durable.
 
         The steps of one that found no room stay pending, for the next one.
-
-        Args:
-            wait: wait for it, if one was begun.
         """
+        with self._warn_of_full_disk():
+            self._finish(inbox, self._checkpoints.poll)
+
+    def wait(self, inbox: Inbox) -> None:
+        """As `poll`, once the checkpoint is durable, if one was begun."""
+        with self._warn_of_full_disk():
+            self._finish(inbox, self._checkpoints.wait)
+
+    @contextmanager
+    def _warn_of_full_disk(self) -> Iterator[None]:
         try:
-            self._settle(inbox, wait)
+            yield
         except DiskFullError as error:
             get_logger().warning("checkpoint_not_saved", reason=str(error))
 
-    def _settle(self, inbox: Inbox, wait: bool) -> None:
-        saved = self._checkpoints.settle(wait, self._list_unscored())
+    def _finish(self, inbox: Inbox, get_saved: Callable[[Collection[int]], Path | None]) -> None:
+        saved = get_saved(self._list_unscored())
         if saved is None:
             return
         step = parse_step(saved)
@@ -176,11 +185,11 @@ class CheckpointWriter:
     def acknowledge(self, inbox: Inbox, until: int) -> None:
         """Acknowledge the pending steps up to one that a durable checkpoint holds."""
         inbox.forget(self._pending.acknowledge(until), until)
-        self._retry(self._streams.delete_orphans)
+        self._retries.redis(self._streams.delete_orphans)
 
     def mark_best(self, scores: Mapping[int, float]) -> None:
         """See `Checkpoints.mark_best`."""
-        self._retry.disk(partial(self._checkpoints.mark_best, scores))
+        self._retries.disk(partial(self._checkpoints.mark_best, scores))
 
     def close(self, is_done: bool) -> None:
         """Wait for a checkpoint that was begun; after the last step for uploads, too, for a while."""

@@ -20,7 +20,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from forage_proto.v1.trajectory_pb2 import Status
-from forage_queue.trainer.places import list_slots
+from forage_queue.trainer.slots import list_positions
 from forage_runtime.settings import AdvantageEstimator, AlgorithmSettings, TrainerSettings
 from forage_trainer.algorithms.estimators.groups import find_participants
 from forage_trainer.algorithms.token_rewards import compute_token_rewards, to_structured_reward
@@ -37,10 +37,10 @@ RowValues: TypeAlias = torch.Tensor | Mapping[int, torch.Tensor]
 class Selection:
     """Rows that take part, and the groups that do not.
 
-    trajectories: the rows; positions: the slot of each row's group within the step (`places.list_slots`), which does
+    trajectories: the rows; positions: of each row's group within the step (`slots.list_positions`), which does
         not depend on the groups that are missing.
     dead_groups: number of groups with too few valid rows.
-    filtered: slots of groups left out because their rewards are all equal.
+    filtered: positions of groups left out because their rewards are all equal.
     """
 
     trajectories: tuple[Trajectory, ...]
@@ -64,9 +64,9 @@ def select_trajectories(groups: Sequence[Group], settings: AlgorithmSettings) ->
     dead = participants.dead_groups + sum(not group.trajectories for group in groups)
     filtered = find_equal_groups(groups, settings.adv_estimator) if settings.filter_groups else ()
     used = [row for row, use in zip(rows, participants.used.tolist(), strict=True) if use and row[0] not in filtered]
-    slots = list_slots(groups)
-    positions = tuple(slots[number] for number, _ in used)
-    return Selection(tuple(t for _, t in used), positions, dead, tuple(slots[number] for number in filtered))
+    positions = list_positions(groups)
+    own = tuple(positions[number] for number, _ in used)
+    return Selection(tuple(t for _, t in used), own, dead, tuple(positions[number] for number in filtered))
 
 
 def leave_out_unusable(groups: Sequence[Group], settings: TrainerSettings) -> tuple[list[Group], dict[str, int]]:

@@ -24,7 +24,7 @@ _ROOMY = ("cpu",)
 
 
 @dataclass(frozen=True)
-class Question:
+class HeadQuery:
     """What is asked of the output layer.
 
     labels: (tokens,), the token after each.
@@ -51,7 +51,7 @@ class FusedHead(torch.nn.Linear):  # type: ignore[misc, unused-ignore]
     Without a question it computes logits.
     """
 
-    question: Question | None = None
+    question: HeadQuery | None = None
 
     @classmethod
     def adopt(cls, model: Any) -> FusedHead:
@@ -101,7 +101,7 @@ def find_obstacle(model: Any) -> str | None:
     return None if len(seen) == 1 and logits is seen[0] else "the model changes what its output layer computes"
 
 
-def score_logits(logits: torch.Tensor, question: Question) -> tuple[torch.Tensor, torch.Tensor | None]:
+def score_logits(logits: torch.Tensor, question: HeadQuery) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute log-probabilities and entropies of logits (rows, columns, vocabulary), both (tokens,).
 
     A GPU takes some tokens at a time and repeats that in the backward pass; a CPU's micro-batches are small enough to

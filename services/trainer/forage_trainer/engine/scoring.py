@@ -23,7 +23,7 @@ from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.data.tensors import split_rows
 from forage_trainer.engine.attention import register_varlen
 from forage_trainer.engine.engine_state import reshard
-from forage_trainer.engine.head import FusedHead, Question, find_obstacle, score_logits
+from forage_trainer.engine.head import FusedHead, HeadQuery, find_obstacle, score_logits
 from forage_trainer.engine.layout import Layout
 from forage_trainer.engine.packing import agree, build_probe, draw_rows, measure_packing
 from forage_trainer.weights.checkpoint_tensors import get_base
@@ -198,7 +198,7 @@ class ScoringEngine(_Engine, FSDPEngineWithLMHead):  # type: ignore[misc, unused
         layout = Layout.of(micro_batch, self.use_remove_padding)
         kept, chosen = layout.choose()
         temperature = micro_batch["temperature"]
-        question = Question(
+        question = HeadQuery(
             labels=torch.cat(list(split_rows(micro_batch["responses"]))),
             temperature=temperature[layout.rows] if isinstance(temperature, torch.Tensor) else float(temperature),
             chosen=chosen,

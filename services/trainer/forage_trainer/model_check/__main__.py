@@ -89,7 +89,7 @@ def list_facts(folder: Path, settings: Settings, template: Path | None = None, r
         facts = probe.list_facts()
     except TemplateError as error:
         raise DataError(f"the chat template of {template or folder} does not render a question ({error})") from None
-    from forage_trainer.model_check.tokens import check_rows, check_tokenizer
+    from forage_trainer.model_check.token_facts import check_rows, check_tokenizer
 
     prompt = probe.rendered.text
     facts += check_tokenizer(tokenizer, prompt)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from forage_queue.trainer.batcher import Batch
-from forage_queue.trainer.places import list_slots
+from forage_queue.trainer.slots import list_positions
 from forage_records.step_file import Fate, GroupFate, StepRow, step_file_path, write_step
 from forage_records.trajectory_file import explain_failure
 from forage_runtime.files import durable
@@ -91,7 +91,7 @@ class StepFiles:
 
 
 def list_fates(record: StepRecord, min_samples: int, late: Sequence[str] = ()) -> list[GroupFate]:
-    """List what became of every group of the step's places, by position.
+    """List what became of every group of the step's slots, by position.
 
     Args:
         min_samples: valid trajectories that the estimator needs of a group.
@@ -100,8 +100,8 @@ def list_fates(record: StepRecord, min_samples: int, late: Sequence[str] = ()) -
     fates = list(record.batch.dropped)
     for (_, position), uid in zip(record.batch.stragglers, late, strict=False):
         fates.append(GroupFate(uid, position, 0, Fate.DROPPED, "straggler: it did not arrive in time"))
-    for group, slot in zip(record.groups, list_slots(record.groups), strict=True):
-        fate, reason = _find_fate(group, slot, record, min_samples)
+    for group, position in zip(record.groups, list_positions(record.groups), strict=True):
+        fate, reason = _find_fate(group, position, record, min_samples)
         fates.append(GroupFate(group.group_uid, group.position, group.attempt, fate, reason))
     return sorted(fates, key=lambda fate: (fate.position, fate.attempt))
 
@@ -145,14 +145,14 @@ def build_rows(step: int, record: StepRecord, fates: Sequence[GroupFate], texts:
         )
 
 
-def _find_fate(group: Group, slot: int, record: StepRecord, min_samples: int) -> tuple[Fate, str]:
+def _find_fate(group: Group, position: int, record: StepRecord, min_samples: int) -> tuple[Fate, str]:
     valid = sum(map(is_valid, group.trajectories))
     if valid < max(1, min_samples):
         failures = Counter(_explain_invalid(trajectory) for trajectory in group.trajectories)
         kinds = "; ".join(f"{count} × {reason}" for reason, count in failures.most_common() if reason)
         needs = f"{valid} of {len(group.trajectories)} trajectories are valid, {max(1, min_samples)} needed"
         return Fate.DEAD, f"{needs} ({kinds})" if kinds else needs
-    if slot in record.selected.filtered:
+    if position in record.selected.filtered:
         return Fate.FILTERED, "all rewards are equal"
     if record.unused:
         return Fate.UNUSED, f"the step took no update: {record.unused}"

@@ -20,7 +20,7 @@ from forage_records.questions import Question
 from forage_records.run_folder import WATCH
 from forage_runtime.files.folders import write_json, write_text
 from forage_runtime.files.template_values import build_template_values
-from forage_runtime.retries import RedisRetry
+from forage_runtime.retries import Retries
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.health import Health
 from forage_runtime.telemetry.label_names import OTHER
@@ -85,7 +85,7 @@ class Validation:
         streams: StreamClient,
         questions: Sequence[Question],
         state: StateFile,
-        retry: RedisRetry,
+        retries: Retries,
         health: Health,
         on_silence: Callable[[], object] = lambda: None,
         check: Callable[[], object] = lambda: None,
@@ -100,7 +100,7 @@ class Validation:
         self._streams = streams
         self._questions = questions
         self._state = state
-        self._retry = retry
+        self._retries = retries
         self._health = health
         self._on_silence = on_silence
         self._check = check
@@ -140,8 +140,8 @@ class Validation:
         if self.is_done(label, policy.version):
             self._close(stream, policy, stored)
             return
-        self._retry(lambda: self._streams.open_replies(stream, policy.version))
-        arrivals = Arrivals(self._streams, stream, self._retry, on_silence=self._on_silence)
+        self._retries.redis(lambda: self._streams.open_replies(stream, policy.version))
+        arrivals = Arrivals(self._streams, stream, self._retries.redis, on_silence=self._on_silence)
         self._open = _Evaluation(label, policy, stream, arrivals, stored, time.monotonic())
         self._take(self._open, [group for group in stored.read() if group.batch == policy.version])
         self._issue_more(self._open)
@@ -219,7 +219,7 @@ class Validation:
             template=self._template,
         )
         with spans.trace_issue(prompt):
-            issued = self._retry(lambda: self._streams.issue(prompt))
+            issued = self._retries.redis(lambda: self._streams.issue(prompt))
         if issued:
             ISSUED.labels("validation").inc()
 
@@ -267,7 +267,7 @@ class Validation:
             else:
                 self._issue(evaluation, group.position, group.attempt + 1)
         # A crash before the discard repeats all this.
-        self._retry.disk(lambda: evaluation.stored.append(final))
+        self._retries.disk(lambda: evaluation.stored.append(final))
         self._take(evaluation, final)
         evaluation.arrivals.discard(entry.id for entry in entries)
         self._issue_more(evaluation)
@@ -293,12 +293,12 @@ class Validation:
 
     def _close(self, stream: str, policy: Policy, stored: StoredAnswers) -> None:
         """Delete what Redis and files hold of an evaluation whose result is written."""
-        self._retry(lambda: self._streams.close_replies(stream, policy.version))
+        self._retries.redis(lambda: self._streams.close_replies(stream, policy.version))
         stored.delete()
 
     def _end(self, evaluation: _Evaluation) -> dict[str, Any]:
         self._check()
-        self._retry(self._streams.check_epoch)  # the files are those of the latest trainer
+        self._retries.redis(self._streams.check_epoch)  # the files are those of the latest trainer
         label, policy, answers = evaluation.label, evaluation.policy, evaluation.answers
         result = {
             "label": label,
@@ -309,8 +309,8 @@ class Validation:
         }
         records = [build_record(self._questions[p], answers[p]) for p in sorted(answers)]
         lines = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records)
-        self._retry.disk(lambda: write_text(self._folder / f"{label}.jsonl", lines))
-        self._retry.disk(lambda: write_json(self._folder / f"{label}.json", result))
+        self._retries.disk(lambda: write_text(self._folder / f"{label}.jsonl", lines))
+        self._retries.disk(lambda: write_json(self._folder / f"{label}.json", result))
         self._open = None
         self._close(evaluation.stream, policy, evaluation.stored)
         if not is_watch(label):

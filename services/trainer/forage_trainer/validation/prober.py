@@ -20,7 +20,7 @@ from forage_runtime.clients.concurrency import map_concurrently
 from forage_runtime.clients.rollout import RolloutClient
 from forage_runtime.errors import SettingsError
 from forage_runtime.files.served_lora import get_served_lora_rank
-from forage_runtime.security.tokens import authorization_metadata
+from forage_runtime.security.token_file import authorization_metadata
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.waits import waiting

@@ -21,7 +21,7 @@ import torch
 from forage_proto.v1.trajectory_pb2 import Canary, Policy
 from forage_queue.streams.client import StreamClient
 from forage_runtime.files.served_lora import get_served_lora_rank
-from forage_runtime.retries import RedisRetry
+from forage_runtime.retries import Retries
 from forage_runtime.security.signatures import RunSignatures
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.health import Health
@@ -64,20 +64,22 @@ class Publication:
         settings: Settings,
         streams: StreamClient,
         worker: Worker,
-        retry: RedisRetry,
+        retries: Retries,
         health: Health,
         hold: Callable[[], AbstractContextManager[Any]],
         signatures: RunSignatures,
         openings: Sequence[Sequence[int]],
         pad_id: int,
     ) -> None:
-        self._streams, self._retry = streams, retry
+        self._streams, self._retries = streams, retries
         folder, uri = settings.run.folder / "policies", settings.trainer.publish.uri
         self.has_begun = any(folder.glob("v*"))
-        self._store = PolicyStore(folder, uri, settings.run.id, retry.storage)
-        self._publisher = Publisher.open(settings, self._store, streams, retry, signatures)
-        self._snapshots = Snapshots(settings, worker, partial(retry, streams.read_dtype), hold, openings, pad_id)
-        self._refusals = Refusals(streams, retry, health)
+        self._store = PolicyStore(folder, uri, settings.run.id, retries.storage)
+        self._publisher = Publisher.open(settings, self._store, streams, retries, signatures)
+        self._snapshots = Snapshots(
+            settings, worker, partial(retries.redis, streams.read_dtype), hold, openings, pad_id
+        )
+        self._refusals = Refusals(streams, retries.redis, health)
         self._newest = 0
         self.announced = 0
 
@@ -97,19 +99,25 @@ class Publication:
         return policy
 
     def begin(self, version: int) -> Policy:
-        """Publish the policy on a thread; returns what is known of it. The one before must be settled.
+        """Publish the policy on a thread; returns what is known of it. The one before must be announced.
 
         Raises:
             FencedError: a newer trainer has taken over.
         """
         self._newest = version
-        self._retry(self._streams.check_epoch)
+        self._retries.redis(self._streams.check_epoch)
         self._publisher.begin(version, *self._snapshots.take())
         return Policy(version=version, epoch=self._streams.epoch)
 
-    def settle(self, wait: bool) -> Policy | None:
-        """See `Publisher.settle`."""
-        policy = self._publisher.settle(wait)
+    def poll(self) -> Policy | None:
+        """See `Publisher.poll`."""
+        return self._note(self._publisher.poll())
+
+    def wait(self) -> Policy | None:
+        """See `Publisher.wait`."""
+        return self._note(self._publisher.wait())
+
+    def _note(self, policy: Policy | None) -> Policy | None:
         if policy is not None:
             self.announced = policy.version
         return policy

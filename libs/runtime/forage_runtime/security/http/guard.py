@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 from forage_runtime.security.refusals import Refusal, record_refusal
-from forage_runtime.security.tokens import HEADER, TokenFile
+from forage_runtime.security.token_file import HEADER, TokenFile
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]

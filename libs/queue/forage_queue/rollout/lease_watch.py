@@ -31,7 +31,7 @@ RETRY_INTERVAL_S = 1.0
 HEARTBEAT_INTERVAL_S = 5.0
 
 
-class Shifts:
+class LeaseWatch:
     """Whose shift it is, as one engine sees it. One task at a time may use it.
 
     Args:
@@ -73,17 +73,17 @@ class Shifts:
 
     async def wait_for_engines(self) -> None:
         """Return once it is the engines' shift, for an engine that has not taken any memory yet."""
-        seen, said = NEVER, Replica(out_of_service=True)
+        seen, reported = NEVER, Replica(out_of_service=True)
         why = "it ends with the trainer's step, or a minute after the trainer"
         with waiting("the engines' shift at shared GPUs", on="trainer", limit_s=None, why_unlimited=why):
             while True:
                 try:
-                    await self._say(said)
+                    await self._report(reported)
                     shift = await self.read_trainers()
                     if shift is None:
                         return
-                    if not is_same(shift, said.asleep):
-                        said = Replica(out_of_service=True, asleep=name_shift(shift))
+                    if not is_same(shift, reported.asleep):
+                        reported = Replica(out_of_service=True, asleep=name_shift(shift))
                         continue
                     seen = await call_in_thread(self._streams.await_change, ANNOUNCED, seen, LOOK_S)
                 except UnavailableError as error:
@@ -94,7 +94,7 @@ class Shifts:
     def starting(self) -> Iterator[None]:
         """Say in the block, which may hold up the event loop, that this engine takes memory and serves nothing yet."""
         ended = threading.Event()
-        thread = threading.Thread(target=self._keep_saying, args=(ended,), name="starting-engine", daemon=True)
+        thread = threading.Thread(target=self._report_until, args=(ended,), name="starting-engine", daemon=True)
         thread.start()
         try:
             yield
@@ -102,15 +102,15 @@ class Shifts:
             ended.set()
             thread.join()  # wait: the thread has nothing else to do
 
-    def _keep_saying(self, ended: threading.Event) -> None:
+    def _report_until(self, ended: threading.Event) -> None:
         while True:
             with suppress(UnavailableError):
                 self._streams.acknowledge_policy(self._name, Replica(out_of_service=True))
             if ended.wait(HEARTBEAT_INTERVAL_S):  # wait: pause between two signs of life
                 return
 
-    async def _say(self, word: Replica) -> None:
-        await call_in_thread(self._streams.acknowledge_policy, self._name, word)
+    async def _report(self, replica: Replica) -> None:
+        await call_in_thread(self._streams.acknowledge_policy, self._name, replica)
 
 
 def name_shift(shift: Shift) -> Shift:

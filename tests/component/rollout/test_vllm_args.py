@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from forage_rollout.core.arguments import build_arguments, check_arguments
 from forage_rollout.engine.instance import start_with
+from forage_rollout.vllm_start.vllm_args import build_arguments, check_arguments
 from forage_runtime.errors import SettingsError
 from forage_runtime.settings import Settings
 
@@ -58,12 +58,12 @@ def test_every_name_that_forage_keeps_for_itself_is_an_argument_of_vllm() -> Non
 
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    from forage_rollout.core import arguments
+    from forage_rollout.vllm_start import vllm_args
 
     known = {field.name for field in fields(AsyncEngineArgs)}
-    assert (arguments._SETTINGS.keys() | arguments._REFUSED.keys() | arguments._INEXACT.keys()) <= known
+    assert (vllm_args._SETTINGS.keys() | vllm_args._REFUSED.keys() | vllm_args._INEXACT.keys()) <= known
     own = build_arguments(make_settings(max_lora_rank=8), cpu=True).keys()
-    free = own - arguments._SETTINGS.keys() - arguments._REFUSED.keys()
+    free = own - vllm_args._SETTINGS.keys() - vllm_args._REFUSED.keys()
     defaults = {"block_size", "enable_chunked_prefill", "enforce_eager", "max_num_batched_tokens"}
     assert free == defaults, "what Forage sets would be overwritten"
 

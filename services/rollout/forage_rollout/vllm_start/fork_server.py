@@ -15,7 +15,7 @@ from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from typing import Any, cast
 
-from forage_rollout.core.start_errors import record_start_errors
+from forage_rollout.vllm_start.start_errors import record_start_errors
 from forage_runtime.files.socket_folder import find_socket_folder
 
 _context = multiprocessing.get_context("forkserver")
@@ -51,7 +51,7 @@ def prepare_fork() -> None:
     Only for CPUs: what vLLM does to a GPU's driver when it is imported need not survive a fork.
     """
     global _is_prepared
-    _context.set_forkserver_preload(["forage_rollout.core.imports"])
+    _context.set_forkserver_preload(["forage_rollout.vllm_start.preload"])
     usual = tempfile.gettempdir()
     tempfile.tempdir = str(find_socket_folder("pymp-12345678/listener-12345678"))  # of the server's socket
     try:

@@ -12,8 +12,8 @@ from waiting import WAIT_S, wait_until
 
 from forage_proto.v1.trajectory_pb2 import Replica, Shift
 from forage_queue.streams.client import StreamClient
-from forage_queue.trainer import shifts
-from forage_queue.trainer.shifts import ShiftError, Shifts
+from forage_queue.trainer import gpu_lease
+from forage_queue.trainer.gpu_lease import GpuLease, GpuLeaseError
 from forage_runtime.errors import FencedError, UnavailableError
 from forage_runtime.retries import RedisRetry
 from forage_runtime.settings import RedisSettings
@@ -59,11 +59,11 @@ class Bench:
         self.client.acquire_epoch()
         self.engines = StreamClient(settings, "r", WAIT_S)
         self.state = State(self.engines)
-        self.made: list[Shifts] = []
+        self.made: list[GpuLease] = []
 
-    def make(self, limit_s: float = 3600.0, clock: Callable[[], float] = time.monotonic) -> Shifts:
+    def make(self, limit_s: float = 3600.0, clock: Callable[[], float] = time.monotonic) -> GpuLease:
         stop = Stop()
-        own = Shifts(self.client, RedisRetry(stop, Health()), stop, limit_s, clock)
+        own = GpuLease(self.client, RedisRetry(stop, Health()), stop, limit_s, clock)
         self.made.append(own)
         return own
 
@@ -103,7 +103,7 @@ class Bench:
 
 @pytest.fixture
 def bench(redis_server: RedisSettings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setattr(shifts, "SETTLE_S", 0.0)
+    monkeypatch.setattr(gpu_lease, "SETTLE_S", 0.0)
     own = Bench(redis_server)
     yield own
     for one in own.made:
@@ -113,7 +113,7 @@ def bench(redis_server: RedisSettings, monkeypatch: pytest.MonkeyPatch) -> Itera
 def test_the_state_is_on_the_gpus_in_the_trainers_shift_alone_and_moved_once(bench: Bench) -> None:
     own, end = bench.make(), bench.run_engine("one")
     try:
-        own.take()
+        own.acquire()
         with own.hold(bench.state):
             assert bench.state.moves == [], "it was built there"
         for _ in range(2):
@@ -129,7 +129,7 @@ def test_the_state_is_on_the_gpus_in_the_trainers_shift_alone_and_moved_once(ben
 def test_a_new_epoch_begins_the_shift_anew_without_moving_anything(bench: Bench) -> None:
     own, end = bench.make(), bench.run_engine("one")
     try:
-        own.take()
+        own.acquire()
         bench.client.acquire_epoch()
         with own.hold(bench.state):
             assert bench.engines.read_shift().epoch == bench.client.epoch  # type: ignore[union-attr]
@@ -142,8 +142,10 @@ def test_an_engine_that_does_not_sleep_is_named(bench: Bench) -> None:
     own, end = bench.make(0.5, bench.expire_once_asleep("obeys")), bench.run_engine("obeys")
     bench.say("refuses")
     try:
-        with pytest.raises(ShiftError, match=r"^refuses did not free the GPUs within trainer\.batch_timeout_s = 0\.5"):
-            own.take()
+        with pytest.raises(
+            GpuLeaseError, match=r"^refuses did not free the GPUs within trainer\.batch_timeout_s = 0\.5"
+        ):
+            own.acquire()
     finally:
         end()
 
@@ -152,8 +154,8 @@ def test_a_word_for_another_shift_does_not_count(bench: Bench) -> None:
     own, end = bench.make(0.5, bench.expire_once_asleep("obeys")), bench.run_engine("obeys")
     bench.say("slow", Shift(epoch=bench.client.epoch, number=7, is_trainers=True))
     try:
-        with pytest.raises(ShiftError, match=r"^slow did not free"):
-            own.take()
+        with pytest.raises(GpuLeaseError, match=r"^slow did not free"):
+            own.acquire()
     finally:
         end()
 
@@ -161,17 +163,17 @@ def test_a_word_for_another_shift_does_not_count(bench: Bench) -> None:
 def test_silent_engines_count_as_dead_once_they_could_have_spoken(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shifts, "LIVELY_S", 10)
+    monkeypatch.setattr(gpu_lease, "LIVELY_S", 10)
     bench.say("dead")
     bench.silence("dead")
     clock = Clock(step_s=0.5)
     own, end = bench.make(clock=clock), bench.run_engine("lives")
     try:
-        own.take()
+        own.acquire()
         assert clock.now > 10.0, "Redis may have been away, and the engine may live"
-        own.give()
+        own.release()
         clock.step_s = 0.0
-        own.take()  # no time passes: it is dead
+        own.acquire()  # no time passes: it is dead
     finally:
         end()
 
@@ -179,7 +181,7 @@ def test_silent_engines_count_as_dead_once_they_could_have_spoken(
 def test_nobody_counts_as_dead_for_the_time_in_which_redis_was_away(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shifts, "LIVELY_S", 1)
+    monkeypatch.setattr(gpu_lease, "LIVELY_S", 1)
     monkeypatch.setattr("forage_runtime.retries._RETRY_INTERVAL_S", 0.0)
     bench.say("lives")
     bench.silence("lives")
@@ -196,28 +198,28 @@ def test_nobody_counts_as_dead_for_the_time_in_which_redis_was_away(
         return real(silence_s)
 
     monkeypatch.setattr(bench.client, "read_replicas", read_replicas)
-    own.take()
+    own.acquire()
     assert looks > 10, "Redis came back before it was over"
     assert clock.now > 9 * 0.2 + 1.0, "the last attempt failed after 1.8 s, and then there was time to say so"
 
 
 def test_a_server_that_knows_no_engine_may_have_lost_them(bench: Bench) -> None:
     clock = Clock(step_s=5.0)
-    bench.make(clock=clock).take()
-    assert clock.now > shifts.LIVELY_S
+    bench.make(clock=clock).acquire()
+    assert clock.now > gpu_lease.LIVELY_S
 
 
 def test_a_first_shift_waits_for_engines_that_a_server_may_have_forgotten(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shifts, "SETTLE_S", 6.0)
+    monkeypatch.setattr(gpu_lease, "SETTLE_S", 6.0)
     clock = Clock(step_s=0.5)
     own, end = bench.make(clock=clock), bench.run_engine("one")
     try:
-        own.take()
+        own.acquire()
         assert clock.now >= 6.0
         clock.step_s = 0.0
-        own.take()  # no time passes
+        own.acquire()  # no time passes
     finally:
         end()
 
@@ -225,7 +227,7 @@ def test_a_first_shift_waits_for_engines_that_a_server_may_have_forgotten(
 def test_signs_of_life_survive_lost_data_and_tell_when_the_shift_was_taken_away(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shifts, "BEAT_S", 0.05)
+    monkeypatch.setattr(gpu_lease, "BEAT_S", 0.05)
     own, end = bench.make(), bench.run_engine("one")
 
     def await_beat(beyond: int) -> Shift:
@@ -238,11 +240,11 @@ def test_signs_of_life_survive_lost_data_and_tell_when_the_shift_was_taken_away(
         return found
 
     try:
-        own.take()
+        own.acquire()
         before = await_beat(2)
         bench.server.flushall()
         assert await_beat(before.beat).number == before.number
-        with pytest.raises(ShiftError, match="shared GPUs were taken back"), own.hold(bench.state):  # noqa: PT012
+        with pytest.raises(GpuLeaseError, match="shared GPUs were taken back"), own.hold(bench.state):  # noqa: PT012
             while not bench.engines.replace_shift(await_beat(0), Shift(epoch=1, number=99)):
                 pass
             wait_until(lambda: own._error)
@@ -255,7 +257,7 @@ def test_an_older_trainer_cannot_put_engines_to_sleep(bench: Bench, redis_server
     later = StreamClient(redis_server, "r", WAIT_S)
     later.acquire_epoch()
     with pytest.raises(FencedError):
-        bench.make().take()
+        bench.make().acquire()
     assert bench.engines.read_shift() is None
 
 
@@ -266,13 +268,13 @@ def test_a_trainer_that_is_replaced_while_it_waits_ends(bench: Bench, redis_serv
     replacing = threading.Timer(0.1, later.acquire_epoch)
     replacing.start()
     with pytest.raises(FencedError):
-        own.take()
+        own.acquire()
     replacing.join()
 
 
 def test_a_trainer_whose_shift_is_taken_back_while_it_waits_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that stood still meanwhile: engines that sample again will not sleep for it."""
-    monkeypatch.setattr(shifts, "BEAT_S", 0.05)
+    monkeypatch.setattr(gpu_lease, "BEAT_S", 0.05)
     bench.say("busy")
     own = bench.make()
 
@@ -284,8 +286,8 @@ def test_a_trainer_whose_shift_is_taken_back_while_it_waits_ends(bench: Bench, m
 
     engine = threading.Thread(target=take_back)
     engine.start()
-    with pytest.raises(ShiftError, match="shared GPUs were taken back"):
-        own.take()
+    with pytest.raises(GpuLeaseError, match="shared GPUs were taken back"):
+        own.acquire()
     engine.join()
 
 

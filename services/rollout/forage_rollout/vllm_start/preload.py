@@ -1,4 +1,4 @@
-"""What vLLM's engine process imports on a CPU; see `process`. Importing this module takes seconds."""
+"""What vLLM's engine process imports on a CPU; see `fork_server`. Importing this module takes seconds."""
 
 from __future__ import annotations
 

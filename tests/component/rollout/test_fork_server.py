@@ -16,9 +16,9 @@ import pytest
 from long_folder import make_long_folder
 from waiting import WAIT_S
 
-from forage_rollout.core import process as core_process
-from forage_rollout.core.process import CoreContext, ForkContext
-from forage_rollout.core.start_errors import LastingStartError, explain_start
+from forage_rollout.vllm_start import fork_server
+from forage_rollout.vllm_start.fork_server import CoreContext, ForkContext
+from forage_rollout.vllm_start.start_errors import LastingStartError, explain_start
 
 
 def test_a_process_has_the_environment_of_now_and_not_of_the_servers_start(
@@ -37,7 +37,7 @@ def test_a_process_has_the_environment_of_now_and_not_of_the_servers_start(
 def test_a_process_ends_with_a_replica_that_is_killed() -> None:
     code = (
         "from multiprocessing.connection import wait\n"
-        "from forage_rollout.core.process import ForkContext\n"
+        "from forage_rollout.vllm_start.fork_server import ForkContext\n"
         "forever = {'object_list': [], 'timeout': 100}\n"
         "process = ForkContext().Process(target=wait, name='EngineCore', kwargs=forever)\n"
         "process.start()\n"
@@ -62,12 +62,12 @@ def test_vllm_starts_its_processes_in_its_own_way_where_no_server_was_prepared(m
     from vllm.v1.engine import utils
 
     monkeypatch.setattr(utils, "get_mp_context", get_mp_context)  # restored in the end
-    core_process.use_own_processes()
+    fork_server.use_own_processes()
     context = utils.get_mp_context()
     assert type(context) is CoreContext
     assert context.get_start_method() == get_mp_context().get_start_method()
-    monkeypatch.setattr(core_process, "_is_prepared", True)
-    core_process.use_own_processes()
+    monkeypatch.setattr(fork_server, "_is_prepared", True)
+    fork_server.use_own_processes()
     assert type(utils.get_mp_context()) is ForkContext
 
 
@@ -103,11 +103,11 @@ def test_the_error_of_a_process_that_does_not_start_is_that_of_the_engine(contex
 def test_the_server_starts_where_the_folder_of_temporary_files_has_a_long_path(tmp_path: Path) -> None:
     code = (
         "import tempfile\n"
-        "from forage_rollout.core import process\n"
+        "from forage_rollout.vllm_start import fork_server\n"
         "usual = tempfile.gettempdir()\n"
-        "process._context.set_forkserver_preload = lambda modules: None\n"  # vLLM takes long
-        "process.prepare_fork()\n"
-        "core = process.ForkContext().Process(target=print, name='EngineCore', kwargs={'end': 'core'})\n"
+        "fork_server._context.set_forkserver_preload = lambda modules: None\n"  # vLLM takes long
+        "fork_server.prepare_fork()\n"
+        "core = fork_server.ForkContext().Process(target=print, name='EngineCore', kwargs={'end': 'core'})\n"
         "core.start()\n"
         "core.join()\n"
         "assert core.exitcode == 0 and tempfile.gettempdir() == usual\n"

@@ -1,4 +1,4 @@
-"""`python -m forage_rollout.environments.process FD CONFINEMENT PATH ENTRY_POINT`: runs one environment.
+"""`python -m forage_rollout.environments.environment_process FD CONFINEMENT PATH ENTRY_POINT`: runs one environment.
 
 The first frame holds the settings that it needs as JSON. It confines itself, reports whether the environment could be
 loaded and what it is, then carries out any number of calls at a time (`frames.py`).

@@ -1,4 +1,4 @@
-"""The trainer's side of shifts at GPUs that it shares with the engines: it computes while they sleep, and they sample.
+"""The trainer's lease of GPUs that it shares with the engines: in its shifts they sleep, in theirs they sample.
 
 In its shift every engine that lives has said, for this very shift, that it has freed its memory. An engine that has
 died has freed it as well; one that is silent counts as dead. In the engines' shift the trainer's state is in the
@@ -41,11 +41,11 @@ _FORGET_S = 86_400
 """What an engine said longer ago is of no interest: it has died long since."""
 
 
-class ShiftError(ForageError):
+class GpuLeaseError(ForageError):
     """Engines did not free shared GPUs in time, or took them back from a trainer that stood still."""
 
 
-class Movable(Protocol):
+class GpuState(Protocol):
     """What computes on the GPUs in the trainer's shifts."""
 
     def move_to_gpu(self) -> None:
@@ -55,8 +55,8 @@ class Movable(Protocol):
         """Move everything to the host's memory; returns the bytes that this has freed."""
 
 
-class Shifts:
-    """Shifts of one trainer, with signs of life while they last.
+class GpuLease:
+    """The lease of the GPUs that a trainer shares with engines: it holds them in its shifts, with signs of life.
 
     Args:
         limit_s: how long engines may take to fall asleep.
@@ -85,15 +85,15 @@ class Shifts:
         self._available_since = 0.0
         self._depth = 0
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="shifts", daemon=True)
+        self._thread = threading.Thread(target=self._beat, name="gpu-lease", daemon=True)
         self.seconds: dict[str, float] = {}
         """Seconds of the last shift by phase."""
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Begin the trainer's shift; return once all engines sleep. A trainer that has it begins it anew.
 
         Raises:
-            ShiftError: an engine did not sleep in time; or engines took the GPUs back meanwhile.
+            GpuLeaseError: an engine did not sleep in time; or engines took the GPUs back meanwhile.
             FencedError: a later trainer has taken over.
         """
         self._set(is_trainers=True)
@@ -106,7 +106,7 @@ class Shifts:
                 self._retry(self._streams.check_epoch)  # a later trainer's shift is not waited for
                 self._check()  # engines that took this one back do not sleep any more
                 if self._clock() - began > self._limit_s:
-                    raise ShiftError(
+                    raise GpuLeaseError(
                         f"{', '.join(missing)} did not free the GPUs within trainer.batch_timeout_s = "
                         f"{self._limit_s:g} s: does the rollout service have trainer.placement=colocated, too?"
                     )
@@ -118,7 +118,7 @@ class Shifts:
         self._count(SLEEP, self._clock() - began)
         get_logger().info("shift_taken", shift=self._shift.number, seconds=self.seconds[SLEEP])
 
-    def give(self) -> None:
+    def release(self) -> None:
         """Begin the engines' shift.
 
         Raises:
@@ -127,20 +127,20 @@ class Shifts:
         self._set(is_trainers=False)
 
     @contextmanager
-    def hold(self, state: Movable) -> Iterator[Mapping[str, float]]:
+    def hold(self, state: GpuState) -> Iterator[Mapping[str, float]]:
         """Compute in a shift of the trainer's, which may be the one that it has; yields the seconds of its beginning.
 
-        After an error nothing is given: the state may still be on the GPUs. It goes with this process, and engines wake
-        when the next trainer gives them a shift, or a minute after this one's last sign of life.
+        After an error nothing is released: the state may still be on the GPUs. It goes with this process, and engines
+        wake when the next trainer gives them a shift, or a minute after this one's last sign of life.
 
         Raises:
-            ShiftError: as `take`; or engines took the GPUs back meanwhile.
+            GpuLeaseError: as `acquire`; or engines took the GPUs back meanwhile.
         """
         self._depth += 1
         try:
             if self._depth == 1 and (not self._shift.is_trainers or self._shift.epoch != self._streams.epoch):
                 has_state = self._shift.is_trainers
-                self.take()
+                self.acquire()
                 if not has_state:
                     with self._measure(LOAD):
                         state.move_to_gpu()
@@ -151,15 +151,15 @@ class Shifts:
         if not self._depth:
             with self._measure(OFFLOAD):
                 OFFLOADED.set(state.move_to_host())
-            self.give()
+            self.release()
 
     def _check(self) -> None:
         """
         Raises:
-            ShiftError: engines took the GPUs back meanwhile.
+            GpuLeaseError: engines took the GPUs back meanwhile.
         """
         if self._error:
-            raise ShiftError(self._error)
+            raise GpuLeaseError(self._error)
 
     def close(self) -> None:
         """End the signs of life."""

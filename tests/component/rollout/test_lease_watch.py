@@ -12,8 +12,8 @@ import redis
 from waiting import wait_until_async as until
 
 from forage_proto.v1.trajectory_pb2 import Policy, Replica, Shift
-from forage_queue.rollout import shifts
-from forage_queue.rollout.shifts import Shifts
+from forage_queue.rollout import lease_watch
+from forage_queue.rollout.lease_watch import LeaseWatch
 from forage_queue.streams.client import StreamClient
 from forage_runtime.settings import RedisSettings
 from forage_weights.announcement import PolicyError
@@ -103,7 +103,7 @@ class Bench:
     @asynccontextmanager
     async def following(self, engine: Engine) -> AsyncIterator[None]:
         client = self.connect()
-        task = asyncio.create_task(Follower(client, engine, "replica", Shifts(client, "replica")).follow())
+        task = asyncio.create_task(Follower(client, engine, "replica", LeaseWatch(client, "replica")).follow())
         try:
             yield
         finally:
@@ -117,7 +117,7 @@ def bench(redis_server: RedisSettings, monkeypatch: pytest.MonkeyPatch) -> Bench
     monkeypatch.setattr(follower, "POLL_INTERVAL_S", 0.02)
     monkeypatch.setattr(follower, "GIVE_WAY_INTERVAL_S", 0.05)
     monkeypatch.setattr(follower, "WATCH_S", 0.1)
-    monkeypatch.setattr(shifts, "LOOK_S", 0.1)
+    monkeypatch.setattr(lease_watch, "LOOK_S", 0.1)
     return Bench(redis_server)
 
 
@@ -133,7 +133,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(shifts, "time", SimpleNamespace(monotonic=clock.monotonic))
+    monkeypatch.setattr(lease_watch, "time", SimpleNamespace(monotonic=clock.monotonic))
     return clock
 
 
@@ -200,7 +200,7 @@ async def test_the_trainers_shift_ends_a_load(bench: Bench) -> None:
 async def test_an_engine_that_starts_is_known_before_it_looks_and_takes_no_memory_in_the_trainers_shift(
     bench: Bench,
 ) -> None:
-    own = Shifts(bench.connect(), "replica")
+    own = LeaseWatch(bench.connect(), "replica")
     shift = bench.give(True)
     starting = asyncio.create_task(own.wait_for_engines())
     await until(lambda: bench.says_asleep(shift))
@@ -226,7 +226,7 @@ async def test_an_engine_that_starts_is_known_before_it_looks_and_takes_no_memor
 
 
 async def test_without_a_trainer_an_engine_starts_at_once(bench: Bench) -> None:
-    await Shifts(bench.connect(), "replica").wait_for_engines()
+    await LeaseWatch(bench.connect(), "replica").wait_for_engines()
 
 
 @pytest.mark.parametrize("loses_data", [False, True])
@@ -238,7 +238,7 @@ async def test_engines_wake_after_a_trainer_that_is_silent_but_not_after_one_tha
         shift = bench.give(True)
         await until(lambda: bench.says_asleep(shift))
         for beat in range(1, 4):
-            clock.now += 0.8 * shifts.LEASE_S
+            clock.now += 0.8 * lease_watch.LEASE_S
             alive = Shift(epoch=shift.epoch, number=shift.number, is_trainers=True, beat=beat)
             assert bench.trainer.replace_shift(shift, alive)
             shift = alive
@@ -246,10 +246,10 @@ async def test_engines_wake_after_a_trainer_that_is_silent_but_not_after_one_tha
             assert engine.is_asleep
         if loses_data:
             bench.server.flushall()
-            clock.now += 0.8 * shifts.LEASE_S
+            clock.now += 0.8 * lease_watch.LEASE_S
             await bench.until_read()
             assert engine.is_asleep, "the trainer may live, and says so again"
-        clock.now += 1.1 * shifts.LEASE_S
+        clock.now += 1.1 * lease_watch.LEASE_S
         await until(lambda: not engine.is_asleep)
     # Engines have ended the trainer's shift: the engine may wake before the one that did it logs trainer_is_silent.
     assert loses_data or bench.trainer.read_shift() == Shift(epoch=shift.epoch, number=shift.number + 1)
@@ -261,7 +261,7 @@ async def test_engines_sleep_on_while_redis_is_away(
 ) -> None:
     from forage_runtime.errors import UnavailableError
 
-    own = Shifts(bench.connect(), "replica")
+    own = LeaseWatch(bench.connect(), "replica")
     bench.give(True)
     assert await own.read_trainers() is not None
 
@@ -271,7 +271,7 @@ async def test_engines_sleep_on_while_redis_is_away(
     with monkeypatch.context() as patch:
         patch.setattr(own._streams, "read_shift", fail)
         for _ in range(3):
-            clock.now += 0.8 * shifts.LEASE_S
+            clock.now += 0.8 * lease_watch.LEASE_S
             with pytest.raises(UnavailableError):
                 await own.read_trainers()
     assert await own.read_trainers() is not None, "the trainer could give no sign of life either"

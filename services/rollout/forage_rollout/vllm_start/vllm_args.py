@@ -14,7 +14,6 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from forage_rollout.core.repeatable import prepare_repeatable
 from forage_runtime.errors import SettingsError
 from forage_runtime.files.served_lora import get_served_lora_rank
 from forage_runtime.files.socket_folder import find_socket_folder
@@ -87,6 +86,25 @@ _INEXACT = {
     "watermark_config": _OTHER_TOKENS,
 }
 """Argument → what a value of it does to exactness. Allowed: `rollout_correction` weighs what the engine sampled."""
+
+
+def prepare_repeatable(cpu: bool, settings: EngineSettings) -> dict[str, Any]:
+    """Set vLLM's environment for a repeatable run, and return its arguments: tokens then depend on their request alone.
+
+    Sums of floating-point numbers depend on their order, and kernels choose it by the shape of a batch: by how many
+    sequences run at once, and by how many tokens of a context are still to be computed.
+
+    Raises:
+        SettingsError: a CPU shall sample several sequences at once; its kernels have no other way.
+    """
+    if not cpu:
+        os.environ["VLLM_BATCH_INVARIANT"] = "1"
+    elif settings.max_num_seqs > 1:
+        raise SettingsError(
+            f"on a CPU run.repeatable needs rollout.engine.max_num_seqs=1, not {settings.max_num_seqs}: "
+            "engines sample one sequence at a time"
+        )
+    return {"enable_prefix_caching": False}
 
 
 def build_environment(settings: EngineSettings) -> dict[str, str]:

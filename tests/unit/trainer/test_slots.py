@@ -1,4 +1,4 @@
-"""Which groups a step takes, whatever the order in which they arrive: every place is settled once, none too old."""
+"""Which groups a step takes, whatever the order in which they arrive: every slot is settled once, none too old."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from arrived_groups import arrive
 from trainer_parts import make_group
 
 from forage_queue.streams.client import Entry
-from forage_queue.trainer.places import ConsumedSlots, Held, Place, ReadyOrder, StrictOrder, list_slots
+from forage_queue.trainer.slots import BufferedGroup, ConsumedSlots, ReadyOrder, Slot, StrictOrder, list_positions
 
 SIZE, STALENESS = 3, 2
 _ids = count(1)
 
 
-def hold(oldest: int | None = 0) -> Held:
+def hold(oldest: int | None = 0) -> BufferedGroup:
     """A group that arrives now."""
-    return Held(Entry(b"%d-0" % next(_ids), arrive(make_group("q", [0.0]))), oldest)
+    return BufferedGroup(Entry(b"%d-0" % next(_ids), arrive(make_group("q", [0.0]))), oldest)
 
 
 class Run:
@@ -29,9 +29,9 @@ class Run:
         self.staleness = staleness
         self.settled = ConsumedSlots(SIZE)
         self.order = ReadyOrder(SIZE, staleness, lambda: list(self.settled.list_open(self.issued)))
-        self.held: dict[Place, Held] = {}
-        self.steps: dict[int, list[Place]] = {}
-        self.dropped: list[tuple[int, Place]] = []
+        self.held: dict[Slot, BufferedGroup] = {}
+        self.steps: dict[int, list[Slot]] = {}
+        self.dropped: list[tuple[int, Slot]] = []
 
     @property
     def number(self) -> int:
@@ -42,23 +42,23 @@ class Run:
     def issued(self) -> int:
         return min(self.number + self.staleness, self.total)
 
-    def list_missing(self) -> list[Place]:
-        return [place for place in self.order.list_candidates(self.number) if place not in self.held]
+    def list_missing(self) -> list[Slot]:
+        return [slot for slot in self.order.list_candidates(self.number) if slot not in self.held]
 
     def step(self) -> bool:
         """Take the next step, if what it needs is there."""
         bound = self.number - 1 - self.staleness
-        for place in self.order.list_candidates(self.number):
-            if place in self.held and (oldest := self.held[place].oldest) is not None and oldest < bound:
-                del self.held[place]
-                self.order.note_stale(self.number, place)
-                self.dropped.append((self.number, place))
+        for slot in self.order.list_candidates(self.number):
+            if slot in self.held and (oldest := self.held[slot].oldest) is not None and oldest < bound:
+                del self.held[slot]
+                self.order.note_stale(self.number, slot)
+                self.dropped.append((self.number, slot))
         taken, missing = self.order.choose(self.number, self.held)
         assert len(taken) + len(missing) == SIZE
         if missing:
             return False
-        for place in taken:
-            oldest = self.held.pop(place).oldest
+        for slot in taken:
+            oldest = self.held.pop(slot).oldest
             assert oldest is None or oldest >= bound
         self.settled.settle(self.number, taken)
         self.steps[self.number] = taken
@@ -74,8 +74,8 @@ def test_a_strict_step_takes_its_batch() -> None:
 
 def test_the_oldest_tokens_go_first_and_then_what_came_first() -> None:
     run = Run(9)
-    for place, oldest in (((3, 0), 1), ((2, 2), 1), ((1, 1), 0), ((2, 0), None), ((1, 0), 2)):
-        run.held[place] = hold(oldest)
+    for slot, oldest in (((3, 0), 1), ((2, 2), 1), ((1, 1), 0), ((2, 0), None), ((1, 0), 2)):
+        run.held[slot] = hold(oldest)
     assert run.order.choose(1, run.held) == ([(2, 0), (1, 1), (3, 0)], [])
 
 
@@ -89,16 +89,16 @@ def test_a_group_that_was_too_old_is_waited_for_by_the_last_step_that_can_take_i
     run = Run(20, staleness=1)
     slow = (1, 0)
     for number in (1, 2, 3):
-        for place in run.list_missing():
-            if place != slow:
-                run.held[place] = hold(number - 1)
+        for slot in run.list_missing():
+            if slot != slow:
+                run.held[slot] = hold(number - 1)
         if number == 3:
             run.held[slow] = hold(0)  # it took two steps
         assert run.step()
     assert run.dropped == [(3, slow)]
-    for place in run.list_missing():
-        if place != slow:
-            run.held[place] = hold(3)
+    for slot in run.list_missing():
+        if slot != slow:
+            run.held[slot] = hold(3)
     assert not run.step(), "step 4 is the last that may take tokens of version 2, which it is sampled under"
     assert run.order.choose(4, run.held)[1] == [slow]
     run.held[slow] = hold(2)
@@ -108,25 +108,25 @@ def test_a_group_that_was_too_old_is_waited_for_by_the_last_step_that_can_take_i
 
 @pytest.mark.parametrize("seed", range(40))
 def test_any_order_of_arrivals_settles_every_place_once(seed: int) -> None:
-    """Versions as engines give them: not before the place was issued or issued again, not above the newest."""
+    """Versions as engines give them: not before the slot was issued or issued again, not above the newest."""
     draw = random.Random(seed)
     run = Run(draw.randint(1, 12), staleness=draw.randint(1, 3))
-    began: dict[Place, int] = {}
+    began: dict[Slot, int] = {}
     turns = 0
     while run.number <= run.total:
         turns += 1
         assert turns < 10_000, "it does not end"
         missing = run.list_missing()
-        for place in missing:
-            began.setdefault(place, draw.randint(max(0, run.number - 2), run.number - 1))
+        for slot in missing:
+            began.setdefault(slot, draw.randint(max(0, run.number - 2), run.number - 1))
         if missing:
-            place = draw.choice(missing[-SIZE:] if draw.random() < 0.7 else missing)  # the newest are the quickest
-            run.held[place] = hold(None if draw.random() < 0.1 else began[place])
+            slot = draw.choice(missing[-SIZE:] if draw.random() < 0.7 else missing)  # the newest are the quickest
+            run.held[slot] = hold(None if draw.random() < 0.1 else began[slot])
         run.step()
-        for _, place in run.dropped:
-            if place not in run.held and place not in run.settled:
-                began[place] = max(began[place], run.number - 1)
-    settled = [place for taken in run.steps.values() for place in taken]
+        for _, slot in run.dropped:
+            if slot not in run.held and slot not in run.settled:
+                began[slot] = max(began[slot], run.number - 1)
+    settled = [slot for taken in run.steps.values() for slot in taken]
     assert sorted(settled) == [(batch, position) for batch in range(1, run.total + 1) for position in range(SIZE)]
     assert run.settled.floor == run.total
 
@@ -137,18 +137,18 @@ def test_no_group_that_is_there_becomes_too_old_if_all_come_in_time() -> None:
         draw = random.Random(seed)
         run = Run(12)
         while run.number <= run.total:
-            for place in draw.sample(missing := run.list_missing(), len(missing)):
-                run.held[place] = hold(run.number - 1)
+            for slot in draw.sample(missing := run.list_missing(), len(missing)):
+                run.held[slot] = hold(run.number - 1)
             assert run.step()
         assert run.dropped == []
 
 
-def test_places_of_a_step_that_was_rolled_back_are_its_own() -> None:
+def test_slots_of_a_step_that_was_rolled_back_are_its_own() -> None:
     run = Run(9)
     own = [(1, 0), (2, 0), (3, 2)]
     run.order.restart(run.settled, 0, {}, {2: own})
-    for place in run.list_missing():
-        run.held[place] = hold()
+    for slot in run.list_missing():
+        run.held[slot] = hold()
     assert run.step()
     assert not set(run.steps[1]) & set(own)
     del run.held[3, 2]
@@ -187,5 +187,5 @@ def test_smaller_batches_forget_positions_that_are_no_more() -> None:
 
 def test_groups_of_several_batches_are_counted_and_those_of_one_keep_their_positions() -> None:
     one = [arrive(make_group("q", [0.0], 4, position)) for position in (0, 2)]
-    assert list_slots(one) == [0, 2]
-    assert list_slots([*one, arrive(make_group("q", [0.0], 5, 0))]) == [0, 1, 2]
+    assert list_positions(one) == [0, 2]
+    assert list_positions([*one, arrive(make_group("q", [0.0], 5, 0))]) == [0, 1, 2]

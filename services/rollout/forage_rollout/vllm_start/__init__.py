@@ -1,0 +1,1 @@
+"""How vLLM is started: its arguments and environment, the server that its process is forked from, errors of a start."""
