@@ -162,3 +162,4 @@ def test_generations_of_a_replica_that_is_killed_go_on_elsewhere(caller: Any) ->
     assert (len(ended), lost.pid in ended) == (200, False), "each has an answer, and no answer is of the dead replica"
     assert ended.count(living.pid) >= living.running
     assert caller.repeated.remote().result(timeout_s=200) == before + lost.running, "and no others"
+    caller.connect.remote(REPLICAS).result(timeout_s=200)  # other tests find all replicas
