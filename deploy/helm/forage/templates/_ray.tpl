@@ -110,7 +110,7 @@ volumeMounts:
 - {name: ray-logs, mountPath: /tmp/ray}
 {{- end }}
 
-{{/* As forage_rollout/deployments/cluster.py and core/arguments.py set it for their own Ray; replicas read it. */}}
+{{/* As forage_rollout/deployments/cluster.py and vllm_start/vllm_args.py set it for their own Ray; replicas read it. */}}
 {{- define "forage.ray.env" -}}
 - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
 {{- if eq .component "rollout" }}
