@@ -15,6 +15,7 @@ from demo import Demo
 from ports import reserve_ports
 
 from forage_runtime.settings import RedisSettings
+from forage_runtime.telemetry.logs import get_logger
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -33,6 +34,7 @@ def forget_logs() -> Iterator[None]:
     yield
     structlog.reset_defaults()
     structlog.contextvars.clear_contextvars()
+    get_logger()  # loggers that modules made before are as those of commands, which write to stderr of the moment
 
 
 @pytest.fixture(scope="session")

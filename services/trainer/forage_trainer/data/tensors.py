@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from tensordict import TensorDict
-from verl.utils import tensordict_utils as tu
 
 from forage_proto.v1.trajectory_pb2 import Status
 from forage_queue.trainer.slots import list_positions
@@ -200,6 +199,8 @@ class Rows:
             values: more fields over the response, by name.
             filler: so many rows at the end fill gaps: they get the number -1, and masks of 0.
         """
+        from verl.utils import tensordict_utils as tu  # imports Ray, whose environment must be set before
+
         columns = [self.columns[row].load() for row in rows]
         prompts, responses = ([sizes[row] for row in rows] for sizes in (self.prompts, self.responses))
         lengths = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
