@@ -15,7 +15,7 @@ NAMES = {"waiting", "idling", "named"}
 REASON = "# wait: "
 _CALL = re.compile(rf"\b({'|'.join(WAITS)})\(")
 """Most files have none, and need not be parsed."""
-OTHERS = {"health", "_health", "ready", "_wait_for"}
+OTHERS = {"health", "_health", "ready", "_wait_for", "_publication", "_publisher", "_writer", "self"}
 """What has a method of one of these names that only notes something, or that names its own wait."""
 EXEMPT = {
     "telemetry/waits.py",
