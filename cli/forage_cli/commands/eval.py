@@ -126,6 +126,8 @@ def run(
     policies = request.complete_policies(policies, settings)
     if card is not None:
         cards.require_known(policies)
+        if card.is_dir():
+            raise UserError(f"--card {card} is a folder: give the file to write, such as {card / 'card.json'}")
     work, settings = request.make_plan(files, policies, methods, settings, samples, temperature, seed, limit)
     folder = out or settings.run.dir / "evaluations" / _name_evaluation(work)
     work, summary = _evaluate(work, settings, folder, fresh, console)
@@ -164,7 +166,6 @@ def verify(
     Exit code 1: a number of the card does not hold.
     """
     from forage_cli.evaluation import cards, request, tables
-    from forage_cli.evaluation.methods import Method
     from forage_cli.evaluation.plan import MANIFEST
     from forage_cli.evaluation.results import RESULTS
     from forage_runtime.errors import UserError
@@ -182,13 +183,13 @@ def verify(
     policies = request.complete_policies(policies, settings)
     cards.require_known(policies)
     drawn = read.sampling
-    methods = tuple(Method(name) for name in read.methods)
     work, settings = request.make_plan(
-        files, policies, methods, settings, drawn.samples, drawn.temperature, drawn.seed, read.questions.limit
+        files, policies, read.methods, settings, drawn.samples, drawn.temperature, drawn.seed, read.questions.limit
     )
-    if differences := cards.list_differences(read, work):
+    if differences := cards.list_differences(read, cards.describe_inputs(work, settings)):
         raise UserError(f"{card} is of other inputs: {'; '.join(differences)}")
-    folder = settings.run.dir / "evaluations" / f"{_name_evaluation(work)}-verified"
+    name = f"{_name_evaluation(work)}-verified-{cards.hash_inputs(read)[:8]}"
+    folder = settings.run.dir / "evaluations" / name
     is_over = (folder / MANIFEST).exists() and (folder / RESULTS).exists()  # else a run that was interrupted goes on
     work, summary = _evaluate(work, settings, folder, is_over, console)
     again = cards.build_card(work, settings, folder, summary)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -12,12 +13,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from forage_cli.evaluation.measures import QuestionResult
-from forage_cli.evaluation.plan import EvaluationPlan
+from forage_cli.evaluation.methods import Method
+from forage_cli.evaluation.plan import RELEVANT_SETTINGS, ROUTES, EvaluationPlan
 from forage_cli.evaluation.policies import EvaluatedPolicy, Kind
 from forage_cli.evaluation.results import group_by_source, read_rows
+from forage_cli.local.home import is_checkout
 from forage_proto.v1.trajectory_pb2 import Provenance
 from forage_records.questions import Question
 from forage_runtime import __version__
@@ -27,8 +30,9 @@ from forage_runtime.settings import Settings
 
 SEARCHED = "searched.json"
 _ELSEWHERE = ("retriever.index", "data.corpus", "data.template_date")
-"""Settings that the card holds better: digests of what was searched, whatever its place, and the template's date."""
+"""Settings that a card holds better: digests of what was searched, whatever its place, and the date of that day."""
 
+_ENVIRONMENTS, _ENVIRONMENT = "rollout.environments", "environment of "
 _REMEDY = "give a file that 'forage eval … --card FILE' wrote"
 
 
@@ -102,31 +106,52 @@ class CardResult(_Part):
         return self.policy, self.method, self.data_source
 
 
-class Card(_Part):
-    """A finished evaluation.
+class Inputs(_Part):
+    """What the numbers of an evaluation depend on.
 
-    routes: how answers of each data source are judged. template_date: the current date of chat templates.
-    searched: indexes that answered. made_with: of Forage.
+    settings: by dotted name, those of `RELEVANT_SETTINGS` and `reward.routes` of the data sources, without environments
+        of one's own. own_code: SHA-256 of the file of each reward and environment of one's own; "" of a module.
+    template_variables, template_date: what chat templates are given.
     """
 
-    format: Literal[1] = 1
     questions: CardQuestions
     policies: tuple[CardPolicy, ...] = Field(min_length=1)
-    methods: tuple[str, ...]
+    methods: tuple[Method, ...] = Field(min_length=1)
     sampling: CardSampling
     settings: dict[str, Any]
-    routes: dict[str, Any]
+    own_code: dict[str, str]
+    template_variables: dict[str, Any]
     template_date: date
-    searched: tuple[Searched, ...]
-    results: tuple[CardResult, ...]
-    made_with: dict[str, str | None]
-    made_on: date
+
+    @field_validator("settings")
+    @classmethod
+    def _check_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        if unknown := settings.keys() - {*RELEVANT_SETTINGS, ROUTES}:
+            raise ValueError(f"{min(unknown)} is none of the settings that numbers depend on")
+        return settings
 
     def list_settings(self) -> list[str]:
-        """List the settings of the evaluation as `key=value`."""
-        drawn = {"rollout.top_p": self.sampling.top_p, "rollout.top_k": self.sampling.top_k}
-        values = self.settings | drawn | {"reward.routes": self.routes, "data.template_date": str(self.template_date)}
-        return [f"{name}={json.dumps(value)}" for name, value in values.items()]
+        """List the settings of the evaluation as `key=value`, but for environments of one's own: --config has those."""
+        has_own = any(what.startswith(_ENVIRONMENT) for what in self.own_code)
+        values = {
+            "reward.shadow": {},
+            **{name: value for name, value in self.settings.items() if name != _ENVIRONMENTS or not has_own},
+            "rollout.top_p": self.sampling.top_p,
+            "rollout.top_k": self.sampling.top_k,
+            "data.apply_chat_template_kwargs": self.template_variables,
+            "data.template_date": str(self.template_date),
+        }
+        return [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
+
+
+class Card(Inputs):
+    """A finished evaluation. searched: indexes that answered. made_with: of Forage."""
+
+    format: Literal[1] = 1
+    searched: tuple[Searched, ...]
+    results: tuple[CardResult, ...] = Field(min_length=1)
+    made_with: dict[str, str | None]
+    made_on: date
 
 
 def require_known(policies: Iterable[EvaluatedPolicy]) -> None:
@@ -159,21 +184,52 @@ def build_card(
         for entry in summary["results"]
         if (key := (entry["policy"], entry["method"], entry["data_source"])) in rows
     ]
-    sources = {question.data_source for question in plan.questions.values()}
-    routes = settings.model_dump(mode="json")["reward"]["routes"]
     return Card(
-        questions=_describe_questions(plan),
-        policies=tuple(CardPolicy(label=p.label, source=p.source, digest=p.digest) for p in plan.policies),
-        methods=tuple(map(str, plan.methods)),
-        sampling=CardSampling(**asdict(plan.sampling)),
-        settings=dict(plan.settings),
-        routes={source: routes[source] for source in sorted(sources) if source in routes},
-        template_date=date.fromisoformat(plan.template.today),
+        **dict(describe_inputs(plan, settings)),
         searched=read_searched(folder),
         results=tuple(results),
         made_with={"version": __version__, "commit": commit},
         made_on=datetime.now(UTC).date(),
     )
+
+
+def describe_inputs(plan: EvaluationPlan, settings: Settings) -> Inputs:
+    """Describe what the numbers of a plan depend on.
+
+    Args:
+        settings: of the services that answer.
+    """
+    rewards = settings.reward.user
+    own = {
+        f"{_ENVIRONMENT}{source}": one.name for source, one in settings.rollout.environments.items() if ":" in one.name
+    }
+    named = {part.name for route in settings.reward.routes.values() for part in route}
+    own |= {f"reward {name}": one.function for name, one in rewards.items() if name in named}
+    kept = dict(plan.settings)
+    environments = kept.get(_ENVIRONMENTS, {})
+    kept[_ENVIRONMENTS] = {source: one for source, one in environments.items() if f"{_ENVIRONMENT}{source}" not in own}
+    return Inputs(
+        questions=_describe_questions(plan),
+        policies=tuple(CardPolicy(label=p.label, source=_name_source(p), digest=p.digest) for p in plan.policies),
+        methods=plan.methods,
+        sampling=CardSampling(**asdict(plan.sampling)),
+        settings=kept,
+        own_code={what: _hash_code(name) for what, name in sorted(own.items())},
+        template_variables=json.loads(plan.template.variables or "{}"),
+        template_date=date.fromisoformat(plan.template.today),
+    )
+
+
+def _name_source(policy: EvaluatedPolicy) -> str:
+    """Name where a policy is; of a run by its version, as the newest one will be another."""
+    if policy.run is None or policy.published is None:
+        return policy.source
+    return f"{policy.run}@{policy.published.name.partition('-')[0].removeprefix('v')}"
+
+
+def _hash_code(name: str) -> str:
+    file = Path(name.rpartition(":")[0])
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
 
 _COPIED = [name for name in CardResult.model_fields if name != "answers"]
@@ -194,9 +250,7 @@ def read_card(file: Path) -> Card:
     try:
         return Card.model_validate_json(file.read_bytes())
     except OSError as error:
-        raise DataError(
-            f"{file} cannot be read ({error.strerror}): give a file of 'forage eval … --card FILE'"
-        ) from None
+        raise DataError(f"{file} cannot be read ({error.strerror}): {_REMEDY}") from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, first["loc"])) or "the file"
@@ -224,24 +278,40 @@ def read_searched(folder: Path) -> tuple[Searched, ...]:
         raise DataError(f"{file} is damaged ({error.errors()[0]['msg']}): start again with --fresh") from None
 
 
-def list_differences(card: Card, plan: EvaluationPlan) -> list[str]:
-    """List in what the inputs of a plan differ from those of a card; with none, the plan is the same evaluation."""
-    found, questions = [], _describe_questions(plan)
-    if questions.digest != card.questions.digest:
-        files = ", ".join(questions.files)
-        found.append(f"questions: {files} holds others ({_count(questions)}, the card {_count(card.questions)})")
-    digests = {policy.label: policy.digest for policy in plan.policies}
-    for policy in card.policies:
-        if digests.get(policy.label) != policy.digest:
-            given = f"{policy.label}=FOLDER"
-            found.append(
-                f"policy {policy.label}: other weights, configuration, tokenizer or template (--policy {given})"
-            )
-    for name in sorted(card.settings.keys() | plan.settings.keys()):
-        was, now = card.settings.get(name), plan.settings.get(name)
-        if name not in _ELSEWHERE and was != now:
-            found.append(f"{name}: {now!r}, the card {was!r}")
+def list_differences(card: Inputs, now: Inputs) -> list[str]:
+    """List in what inputs differ from those of a card; with none, the evaluation is the same one."""
+    found, files = [], ", ".join(now.questions.files)
+    if now.questions.digest != card.questions.digest:
+        found.append(f"questions: {files} holds others ({_count(now.questions)}, the card {_count(card.questions)})")
+    was, is_ = ({policy.label: policy.digest for policy in one.policies} for one in (card, now))
+    found += [f"policy {label}: it is none of the card's ({', '.join(was)})" for label in is_.keys() - was.keys()]
+    found += [
+        f"policy {label}: other weights, configuration, tokenizer or template; --policy {label}=FOLDER names the card's"
+        for label in was
+        if is_.get(label) != was[label]
+    ]
+    for what in sorted(card.own_code.keys() | now.own_code.keys()):
+        if card.own_code.get(what) != now.own_code.get(what):
+            found.append(f"{what}: other code; --config names the settings with the card's")
+    compared = (
+        (_list_values(card), _list_values(now)),
+        (card.sampling.model_dump(), now.sampling.model_dump()),
+    )
+    for before, after in compared:
+        for name in sorted(before.keys() | after.keys()):
+            if name not in _ELSEWHERE and before.get(name) != after.get(name):
+                found.append(f"{name}: {after.get(name)!r}, the card {before.get(name)!r}")
     return found
+
+
+def hash_inputs(inputs: Inputs) -> str:
+    """Hash inputs with SHA-256: one text for each evaluation that may be verified."""
+    return hashlib.sha256(inputs.model_dump_json(include=set(Inputs.model_fields)).encode()).hexdigest()
+
+
+def _list_values(inputs: Inputs) -> dict[str, Any]:
+    template = {"apply_chat_template_kwargs": inputs.template_variables, "template date": str(inputs.template_date)}
+    return {**inputs.settings, **template, "methods": [str(method) for method in inputs.methods]}
 
 
 class Verdict(StrEnum):
@@ -267,7 +337,7 @@ class Verified(NamedTuple):
 def verify_results(card: Card, again: Card) -> list[Verified]:
     """Compare each number of a card with the same one of another card.
 
-    Numbers agree where all questions were answered both times, and one's exact match is in the other's interval.
+    Numbers agree where every question was answered both times, and each metric is in the other's interval.
     """
     results = {result.key: result for result in again.results}
     return [Verified(was, now := results.get(was.key), _compare(was, now)) for was in card.results]
@@ -277,6 +347,8 @@ def describe_searched(card: Card, again: Card) -> tuple[str, bool]:
     """Describe in what the searched indexes differ, and whether their corpora do; "" without a difference."""
     if card.searched == again.searched:
         return "", False
+    if not card.searched or not again.searched:
+        return "which corpus was searched is not known", False
     corpora = [{one.corpus_digest for one in each.searched} for each in (card, again)]
     if corpora[0] != corpora[1]:
         return "another corpus was searched than the card's: set data.corpus or retriever.index to the card's", True
@@ -284,14 +356,25 @@ def describe_searched(card: Card, again: Card) -> tuple[str, bool]:
 
 
 def _compare(was: CardResult, now: CardResult | None) -> Verdict:
-    if now is None or (was.questions, was.failed_questions) != (now.questions, now.failed_questions):
+    if now is None or was.em is None or was.questions != now.questions or was.failed_questions or now.failed_questions:
         return Verdict.DISAGREES
-    if was.answers == now.answers:
+    pairs = [(was.em, now.em), (was.sub_em, now.sub_em), (was.f1, now.f1)]
+    if was.answers == now.answers and all(_is_equal(one, other) for one, other in pairs):
         return Verdict.SAME
-    if was.em is None or now.em is None:
-        return Verdict.DISAGREES
-    inside = was.em.low <= now.em.mean <= was.em.high or now.em.low <= was.em.mean <= now.em.high
-    return Verdict.AGREES if inside else Verdict.DISAGREES
+    is_other = was.answers == now.answers or not all(_is_within(one, other) for one, other in pairs)
+    return Verdict.DISAGREES if is_other else Verdict.AGREES
+
+
+def _is_equal(one: Interval | None, other: Interval | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return all(math.isclose(a, b, abs_tol=1e-9) for (_, a), (_, b) in zip(one, other, strict=True))
+
+
+def _is_within(one: Interval | None, other: Interval | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.low <= other.mean <= one.high or other.low <= one.mean <= other.high
 
 
 def _count(questions: CardQuestions) -> str:
@@ -300,28 +383,32 @@ def _count(questions: CardQuestions) -> str:
 
 def _describe_questions(plan: EvaluationPlan) -> CardQuestions:
     whole, sources = hashlib.sha256(), dict[str, int]()
-    for question in plan.questions.values():
-        whole.update(_hash_question(question))
+    for index, question in plan.questions.items():
+        whole.update(_hash_question(index, question))
         source = f"{question.data_source}/{question.split}"
         sources[source] = sources.get(source, 0) + 1
     files = tuple(map(str, plan.files))
     return CardQuestions(files=files, limit=plan.limit, sources=sources, digest=whole.hexdigest())
 
 
-def _hash_question(question: Question) -> bytes:
+def _hash_question(index: int, question: Question) -> bytes:
+    """Hash a question, and its place, by which its seed is chosen."""
     truth = question.ground_truth
     answers = [*truth.targets], truth.countdown_target, [*truth.countdown_numbers]
-    content = question.uid(""), [[message.role, message.content] for message in question.messages], answers
+    messages = [[message.role, message.content] for message in question.messages]
+    content = index, question.uid(""), question.text, messages, answers
     return hashlib.sha256(json.dumps(content).encode()).digest()
 
 
 def _hash_answers(rows: Iterable[QuestionResult]) -> str:
-    answers = sorted((row.uid, row.answers, row.rights) for row in rows)
+    answers = sorted((row.uid, row.answers, row.rights, row.failed) for row in rows)
     return hashlib.sha256(json.dumps(answers).encode()).hexdigest()
 
 
 def find_commit() -> str | None:
     """Find the commit of the checkout that this package is installed from; None elsewhere."""
+    if not is_checkout():
+        return None
     folder = Path(__file__).resolve().parent
     command: Sequence[str] = ("git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     try:

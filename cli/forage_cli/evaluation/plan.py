@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,8 @@ from forage_runtime.settings import Settings
 
 MANIFEST, ROWS = "evaluation.json", "results.parquet"
 FORMAT = 1
-_RELEVANT_SETTINGS = (
+ROUTES = "reward.routes"
+RELEVANT_SETTINGS = (
     "rollout.max_turns",
     "rollout.max_start_length",
     "rollout.max_prompt_length",
@@ -30,6 +33,17 @@ _RELEVANT_SETTINGS = (
     "retriever.index",
     "retriever.mode",
     "retriever.topk",
+    "retriever.rrf_k",
+    "retriever.bm25_weight",
+    "retriever.dense_weight",
+    "retriever.ef_search",
+    "retriever.nprobe",
+    "retriever.refine",
+    "retriever.rerank.depth",
+    "rollout.engine.dtype",
+    "rollout.engine.max_model_len",
+    "rollout.engine.args",
+    "rollout.engine.endpoint_model",
     "data.corpus",
     "data.template_date",
 )
@@ -129,11 +143,12 @@ class EvaluationPlan:
         }
 
 
-def select_relevant_settings(settings: Settings) -> dict[str, Any]:
-    """Select the settings that determine trajectories."""
-    values = settings.model_dump(mode="json")
-    names = (name.split(".") for name in _RELEVANT_SETTINGS)
-    return {f"{section}.{key}": values[section][key] for section, key in names}
+def select_relevant_settings(settings: Settings, sources: Iterable[str]) -> dict[str, Any]:
+    """Select the settings that determine trajectories, and how those of these data sources are judged."""
+    tree = settings.model_dump(mode="json")
+    values = {name: functools.reduce(operator.getitem, name.split("."), tree) for name in RELEVANT_SETTINGS}
+    routes = tree["reward"]["routes"]
+    return values | {ROUTES: {source: routes[source] for source in sorted({*sources}) if source in routes}}
 
 
 def remove_evaluation(folder: Path) -> None:
@@ -196,9 +211,9 @@ def _find_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if before["questions"]["digest"] != now["questions"]["digest"]:
         return f"other questions ({', '.join(before['questions']['files'])}, or other content)"
     for section in ("sampling", "settings"):
-        for name in before[section].keys() | now[section].keys():
-            was, is_ = before[section].get(name), now[section].get(name)
-            if was != is_ and (was or is_):  # evaluations of before lack names that are unset now
+        for name in before[section].keys() & now[section].keys():  # evaluations of before lack some
+            was, is_ = before[section][name], now[section][name]
+            if was != is_:
                 return f"{name} = {was}, not {is_}"
     was, is_ = (manifest.get("template", {}).get("variables") or "{}" for manifest in (before, now))
     if was != is_:

@@ -26,7 +26,7 @@ _UNNAMEABLE = re.compile(r"[^\w.@-]")
 _VERSION = re.compile(r"(.+)@(latest|best|\d+)")
 _FOLDER = re.compile(r"v(\d+)-e(\d+)", re.ASCII)
 _FORMS = "a model folder, RUN@latest, RUN@best, RUN@<version>, http(s)://…/v1, or 'running'"
-_TEXTS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_TEXTS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 _INCIDENTAL = ("transformers_version", "_name_or_path")
 
 
@@ -163,8 +163,8 @@ def _resolve_endpoint(label: str, url: str) -> EvaluatedPolicy:
         raise UserError(f"--policy has a URL that is not shown, as it may hold a password: {error}") from None
     if not url.endswith("/v1"):
         raise UserError(f"--policy {url}: an OpenAI-compatible endpoint ends in /v1, for instance {url}/v1")
-    found = hashlib.sha256(url.encode()).hexdigest()
-    host = urlsplit(url).netloc.rpartition("@")[2].replace(":", "-")
+    found = hashlib.sha256(redact_url(url).encode()).hexdigest()
+    host = _UNNAMEABLE.sub("-", urlsplit(url).netloc.rpartition("@")[2])
     return EvaluatedPolicy(label or host, Kind.ENDPOINT, redact_url(url), url=url, digest=found)
 
 

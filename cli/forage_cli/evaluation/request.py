@@ -123,7 +123,7 @@ def make_plan(
         settings = engines.prepare_settings(settings, methods, [row.data_source for row in rows.values()])
     draw = SamplingPlan(samples, temperature, settings.rollout.top_p, settings.rollout.top_k, seed)
     # Settings of services that somebody else started are not known here, and do not enter the plan.
-    known = {} if uses_running else select_relevant_settings(settings)
+    known = {} if uses_running else select_relevant_settings(settings, (row.data_source for row in rows.values()))
     template = build_template_values(settings)
     plan = EvaluationPlan(tuple(files), questions.digest, rows, evaluated, methods, draw, limit, known, template)
     return plan, settings

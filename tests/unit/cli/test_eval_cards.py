@@ -34,9 +34,9 @@ from forage_proto.v1.trajectory_pb2 import (
 )
 from forage_records.questions import Question
 from forage_runtime.errors import DataError, UserError
-from forage_runtime.settings import Settings
-from forage_runtime.settings.reward import make_route
+from forage_runtime.settings import Settings, load_settings
 
+REPOSITORY = Path(__file__).resolve().parents[3]
 INDEX = Provenance(corpus_digest="c", encoder_digest="e", index_digest="i", mode="hybrid")
 QUESTIONS = {
     index: Question(
@@ -53,16 +53,31 @@ PLAN = EvaluationPlan(
     (Method.SEARCH,),
     SamplingPlan(samples=1, temperature=0.0, top_p=1.0, top_k=-1, seed=1),
     None,
-    {"rollout.max_turns": 4, "data.corpus": "here.jsonl", "data.template_date": None},
-    TemplateValues(today="2026-11-29"),
+    {
+        "rollout.max_turns": 4,
+        "rollout.environments": {"nq": {"name": "env.py:Env", "network": True}},
+        "data.corpus": "here.jsonl",
+        "data.template_date": None,
+        "reward.routes": {"nq": [{"name": "f1"}]},
+    },
+    TemplateValues(variables='{"enable_thinking": false}', today="2026-11-29"),
 )
 
 
 @pytest.fixture
-def settings() -> Settings:
-    base = Settings()
-    routes = {"nq": make_route("f1"), "other": make_route("em")}
-    return base.model_copy(update={"reward": base.reward.model_copy(update={"routes": routes})})
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.chdir(tmp_path)
+    Path("env.py").write_text("class Env: ...\n")
+    Path("mine.py").write_text("def score(view, truth, params): ...\n")
+    return load_settings(
+        None,
+        [
+            "reward.routes={nq: [{name: mine}], other: [{name: em}]}",
+            "reward.user.mine.function=mine.py:score",
+            "rollout.environments.nq.name=env.py:Env",
+        ],
+        {},
+    )
 
 
 @pytest.fixture
@@ -106,13 +121,14 @@ def test_a_card_holds_what_its_numbers_depend_on_and_survives_its_file(evaluate:
     assert (result.em.mean, result.questions, result.failed_questions) == (0.75, 20, 0)
     assert result.em.low < 0.75 < result.em.high
     assert card.questions.sources == {"nq/test": 20}
-    assert card.routes == {"nq": {"name": "f1", "label": "", "weight": 1.0, "params": {}}}, (
-        "those of its data sources alone"
-    )
+    assert card.own_code.keys() == {"environment of nq", "reward mine"}
+    assert card.settings["rollout.environments"] == {}, "a card opens nothing to code on another machine"
     assert card.searched[0].corpus_digest == "c"
     given = dict(text.split("=", 1) for text in card.list_settings())
     assert given["rollout.max_turns"] == "4"
+    assert "rollout.environments" not in given, "those of --config stay"
     assert json.loads(given["data.template_date"]) == "2026-11-29"
+    assert json.loads(given["data.apply_chat_template_kwargs"]) == {"enable_thinking": False}
 
 
 def test_the_digest_of_questions_is_of_their_content(evaluate: Any) -> None:
@@ -125,26 +141,44 @@ def test_the_digest_of_questions_is_of_their_content(evaluate: Any) -> None:
         "gold": replace(first, ground_truth=GroundTruth(targets=["yes", "y"])),
         "problem": replace(first, ground_truth=GroundTruth(countdown_target=3, countdown_numbers=[1, 2])),
         "split": replace(first, split="dev"),
+        "text": replace(first, text="what baselines ask"),
     }.items():
         other = replace(PLAN, questions=QUESTIONS | {0: changed})
         assert evaluate(name, {}, other).questions.digest != digest, name
-    assert cards._describe_questions(replace(PLAN, questions={0: first})).digest != digest
+    one, moved = ({place: first} for place in (0, 1))
+    digests = {cards._describe_questions(replace(PLAN, questions=some)).digest for some in (one, moved, QUESTIONS)}
+    assert len(digests) == 3, "its place says which seed a question has"
 
 
-def test_every_other_input_is_named_and_another_place_is_none(evaluate: Any) -> None:
+def test_every_other_input_is_named_and_another_place_is_none(evaluate: Any, settings: Settings) -> None:
     card = evaluate("once", {})
-    moved = {"data.corpus": "there.jsonl", "data.template_date": "2026-11-29"}
-    assert cards.list_differences(card, replace(PLAN, settings={**PLAN.settings, **moved})) == []
-    other = replace(
-        PLAN,
-        questions={0: QUESTIONS[0]},
-        policies=(replace(POLICY, digest="another"),),
-        settings={**PLAN.settings, "rollout.max_turns": 2},
-    )
-    questions, policy, turns = cards.list_differences(card, other)
-    assert questions == "questions: nq.parquet holds others (1 of nq/test, the card 20 of nq/test)"
+
+    def differ(**changes: Any) -> list[str]:
+        return cards.list_differences(card, cards.describe_inputs(replace(PLAN, **changes), settings))
+
+    def change(**values: Any) -> dict[str, Any]:
+        return {**PLAN.settings, **{name.replace("__", "."): value for name, value in values.items()}}
+
+    assert differ(settings=change(data__corpus="there.jsonl", data__template_date="2026-11-29")) == []
+    assert differ(questions={0: QUESTIONS[0]}) == [
+        "questions: nq.parquet holds others (1 of nq/test, the card 20 of nq/test)"
+    ]
+    (policy,) = differ(policies=(replace(POLICY, digest="another"),))
     assert "--policy mine=FOLDER" in policy
-    assert turns == "rollout.max_turns: 2, the card 4"
+    (more,) = differ(policies=(POLICY, replace(POLICY, label="typo")))
+    assert more == "policy typo: it is none of the card's (mine)"
+    assert differ(settings=change(rollout__max_turns=2)) == ["rollout.max_turns: 2, the card 4"]
+    (routes,) = differ(settings=change(reward__routes={"nq": [{"name": "em"}]}))
+    assert routes.startswith("reward.routes: ")
+    assert differ(sampling=replace(PLAN.sampling, top_p=0.5)) == ["top_p: 0.5, the card 1.0"]
+    assert differ(methods=(Method.SEARCH, Method.DIRECT)) == ["methods: ['search', 'direct'], the card ['search']"]
+    template = TemplateValues(variables="{}", today="2026-11-30")
+    assert [text.partition(":")[0] for text in differ(template=template)] == [
+        "apply_chat_template_kwargs",
+        "template date",
+    ]
+    Path("mine.py").write_text("def score(view, truth, params): return 1\n")
+    assert differ() == ["reward mine: other code; --config names the settings with the card's"]
 
 
 @pytest.mark.parametrize(
@@ -156,13 +190,27 @@ def test_every_other_input_is_named_and_another_place_is_none(evaluate: Any) -> 
         (dict.fromkeys(range(20), "no"), Verdict.DISAGREES),
         ({}, Verdict.DISAGREES),
         (WRONG | {19: None}, Verdict.DISAGREES),  # a question without an answer proves nothing
+        (dict.fromkeys(range(20)), Verdict.DISAGREES),
     ],
-    ids=["same", "other words", "others wrong", "all wrong", "none wrong", "one failed"],
+    ids=["same", "other words", "others wrong", "all wrong", "none wrong", "one failed", "all failed"],
 )
 def test_numbers_hold_within_their_interval(evaluate: Any, again: Mapping[int, str | None], verdict: Verdict) -> None:
     (verified,) = cards.verify_results(evaluate("once", WRONG), evaluate("again", again))
     assert verified.verdict is verdict
     assert verified.verdict.holds == (verdict is not Verdict.DISAGREES)
+
+
+@pytest.mark.parametrize("metric", ["em", "sub_em", "f1"])
+def test_a_number_that_was_changed_by_hand_does_not_hold(evaluate: Any, metric: str) -> None:
+    card = evaluate("once", WRONG)
+    forged = card.results[0].model_copy(update={metric: cards.Interval(mean=0.9, low=0.8, high=0.95)})
+    (verified,) = cards.verify_results(card.model_copy(update={"results": (forged,)}), evaluate("again", WRONG))
+    assert verified.verdict is Verdict.DISAGREES
+
+
+def test_what_failed_both_times_agrees_with_nothing(evaluate: Any) -> None:
+    once, again = evaluate("once", {0: None}), evaluate("again", {0: None})
+    assert not cards.verify_results(once, again)[0].verdict.holds
 
 
 def test_a_number_that_is_missing_does_not_hold(evaluate: Any) -> None:
@@ -177,6 +225,7 @@ def test_another_corpus_does_not_verify_and_another_index_is_said(evaluate: Any)
     text, is_other = cards.describe_searched(card, evaluate("index", {}, index=other))
     assert "another index of the same corpus" in text
     assert not is_other
+    assert cards.describe_searched(card, card.model_copy(update={"searched": ()}))[1] is False
     other.corpus_digest = "another"
     text, is_other = cards.describe_searched(card, evaluate("corpus", {}, index=other))
     assert "another corpus" in text
@@ -193,7 +242,14 @@ def test_a_wrong_card_is_refused_with_its_field(evaluate: Any, tmp_path: Path) -
     with pytest.raises(DataError, match=r"card\.json cannot be read .*--card FILE"):
         cards.read_card(file)
     content = json.loads(evaluate("once", {}).model_dump_json())
-    for change, field in [({"format": 2}, "format"), ({"policies": []}, "policies"), ({"extra": 1}, "extra")]:
+    for change, field in [
+        ({"format": 2}, "format"),
+        ({"policies": []}, "policies"),
+        ({"extra": 1}, "extra"),
+        ({"methods": ["newer"]}, r"methods\.0"),
+        ({"results": []}, "results"),
+        ({"settings": {"security.user_code": "off"}}, "settings"),
+    ]:
         file.write_text(json.dumps(content | change))
         with pytest.raises(DataError, match=rf"is no card \({field}: "):
             cards.read_card(file)
@@ -205,8 +261,8 @@ def test_a_wrong_card_is_refused_with_its_field(evaluate: Any, tmp_path: Path) -
 def test_verify_refuses_other_questions_before_a_service_starts(
     evaluate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, model = tmp_path / "card.json", Path("models/tiny-policy").absolute()
-    card = evaluate("once", {}).model_copy(update={"settings": {}})
+    file, model = tmp_path / "card.json", REPOSITORY / "models/tiny-policy"
+    card = evaluate("once", {}).model_copy(update={"settings": {}, "own_code": {}})
     policies = tuple(one.model_copy(update={"source": str(model)}) for one in card.policies)
     cards.write_card(card.model_copy(update={"policies": policies}), file)
     questions = tmp_path / "other.parquet"
