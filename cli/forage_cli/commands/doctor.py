@@ -92,7 +92,7 @@ def run_checks(config: Path | None, base_port: int | None) -> Iterator[Check]:
     except ImportError as error:
         yield Check("redis server", str(error), f"run {setup}")
     try:
-        settings = home.load_recipe(config or home.DEMO, stack.shift_ports(base_port))
+        settings = home.load_recipe(config or home.find_home() / home.DEMO, stack.shift_ports(base_port))
     except UserError as error:
         yield Check("settings", "invalid", str(error))
         return

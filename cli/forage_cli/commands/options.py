@@ -34,12 +34,12 @@ WithConsole = Annotated[
 def load_run_settings(config: Path | None, overrides: list[str] | None, base_port: int | None, run: str) -> Settings:
     """Load the settings of a command that uses services: the demo's where no file is given, under the run id `run`."""
     from forage_cli.local.hardening import adopt_security
-    from forage_cli.local.home import DEMO, load_recipe
+    from forage_cli.local.home import DEMO, find_home, load_recipe
     from forage_cli.local.stack import shift_ports
     from forage_runtime.settings import load_settings
 
     merged = [*shift_ports(base_port), f"run.id={run}", *(overrides or [])]
-    settings = load_recipe(config or DEMO, merged)
+    settings = load_recipe(config or find_home() / DEMO, merged)
     latest = settings.run.dir / "latest/settings.yaml"
     if config or not latest.is_file():
         return settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -82,6 +83,7 @@ def find_settings(config: Path | None, base_port: int | None) -> Path | None:
     """Return the given file, else the settings of what runs here at these ports, else of the latest run, else None."""
     from forage_cli.local.processes import find_supervisor
     from forage_cli.local.stack import RECORD, shift_ports
+    from forage_runtime.errors import SettingsError
     from forage_runtime.settings import load_settings
 
     if config is not None:
@@ -90,6 +92,7 @@ def find_settings(config: Path | None, base_port: int | None) -> Path | None:
     redis = next(iter(shift_ports(base_port)), "").partition("=")[2]
     for record in sorted(runs.glob(f"*/{RECORD}"), key=lambda file: file.stat().st_mtime, reverse=True):
         file = record.with_name("settings.yaml")
-        if find_supervisor(record) and (not redis or load_settings(file, (), {}).redis.url == redis):
-            return file
+        with suppress(SettingsError):  # of another version
+            if find_supervisor(record) and (not redis or load_settings(file, (), {}).redis.url == redis):
+                return file
     return latest if latest.is_file() else None

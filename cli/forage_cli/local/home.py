@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from forage_runtime.errors import UserError
-from forage_runtime.files.folders import stage_folder
+from forage_runtime.files.folders import remove_leftovers, stage_folder
 from forage_runtime.settings import Settings, load_settings
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -24,7 +24,7 @@ ARCHIVE, DIGEST = "home.tar.gz", "home.digest"
 """Files of a wheel's package: the archive, and a text by which one archive is told from another."""
 FOLDER_VARIABLE = "FORAGE_HOME"
 DEMO = Path("configs/demo.yaml")
-"""The recipe of commands that are given none."""
+"""The recipe of commands that are given none, below `find_home`."""
 
 
 @functools.cache
@@ -53,15 +53,20 @@ def unpack(package: Path, data: Path) -> Path:
     """
     folder = data / (package / DIGEST).read_text(encoding="utf-8").strip()
     if not folder.is_dir():
-        with stage_folder(folder) as staging, tarfile.open(package / ARCHIVE) as archive:
-            archive.extractall(staging, filter="data")
+        data.mkdir(parents=True, exist_ok=True)
+        with (data / ".unpack.lock").open("w", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # wait: another command unpacks it
+            if not folder.is_dir():
+                remove_leftovers(data)
+                with stage_folder(folder) as staging, tarfile.open(package / ARCHIVE) as archive:
+                    archive.extractall(staging, filter="data")
     return folder
 
 
 def _find_data_folder() -> Path:
-    given = os.environ.get(FOLDER_VARIABLE)
-    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(given).absolute() if given else Path(data, "forage")
+    if given := os.environ.get(FOLDER_VARIABLE):
+        return Path(given).absolute()
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share", "forage").absolute()
 
 
 def is_checkout() -> bool:
@@ -82,9 +87,9 @@ def locate_interpreter(service: str) -> Path:
 
 
 def is_installed(service: str) -> bool:
-    """Whether a service's environment is here; an image has that of one service."""
+    """Whether a service's environment is here and complete; an image has that of one service."""
     try:
-        return locate_interpreter(service).exists()
+        return (locate_interpreter(service).parents[1] / ".installed").exists()  # setup.sh writes it last
     except UserError:
         return False
 
@@ -96,7 +101,7 @@ def find_interpreter(service: str) -> Path:
         UserError: it is not installed in a checkout, or cannot be installed.
     """
     python = locate_interpreter(service)
-    if not python.exists():
+    if not is_installed(service):
         if is_checkout():
             raise UserError(
                 f"the {service} environment is not installed ({python.parent.parent}): run {describe_setup()}"
@@ -129,7 +134,7 @@ def load_recipe(config: Path | None, overrides: Iterable[str]) -> Settings:
     `model.path` may be a model of Forage's own, too: what is in the working directory goes first.
 
     Raises:
-        UserError: as `load_settings`; or no file is given, and Forage's own are not here.
+        UserError: as `load_settings`.
     """
     settings = load_settings(config and _find_shipped(config), list(overrides))
     path = _find_shipped(settings.model.path)
@@ -143,7 +148,5 @@ def _find_shipped(path: Path) -> Path:
     try:
         shipped = find_home() / path
     except UserError:
-        if path == DEMO:  # nobody gave it
-            raise
         return path
     return shipped if shipped.exists() else path

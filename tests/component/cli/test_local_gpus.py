@@ -46,6 +46,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
             python.parent.mkdir(exist_ok=True)
             python.unlink(missing_ok=True)
             python.symlink_to(sys.executable)
+            (tmp_path / ".venvs" / name / ".installed").touch()
         monkeypatch.setattr("forage_cli.local.home.find_home", lambda: tmp_path)
 
     return install

@@ -42,7 +42,7 @@ def test_an_archive_is_unpacked_once_beside_those_of_other_versions(tmp_path: Pa
     assert (first / "made").exists(), "what was installed there stays"
     second = home.unpack(write_package(package, "0.1-b", file="two"), data)
     assert (second / "file").read_text() == "two"
-    assert sorted(path.name for path in data.iterdir()) == ["0.1-a", "0.1-b"]
+    assert {path.name for path in data.iterdir() if path.is_dir()} == {"0.1-a", "0.1-b"}
 
 
 def test_an_archive_that_cannot_be_unpacked_leaves_nothing(tmp_path: Path) -> None:
@@ -51,7 +51,21 @@ def test_an_archive_that_cannot_be_unpacked_leaves_nothing(tmp_path: Path) -> No
     (package / home.ARCHIVE).write_bytes(whole[: len(whole) // 2])
     with pytest.raises((EOFError, tarfile.TarError)):
         home.unpack(package, tmp_path / "data")
-    assert list((tmp_path / "data").iterdir()) == []
+    assert [path for path in (tmp_path / "data").iterdir() if path.is_dir()] == []
+
+
+def test_an_environment_whose_installation_was_interrupted_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(home, "find_home", lambda: tmp_path)
+    python = home.locate_interpreter("reward")
+    python.parent.mkdir(parents=True)
+    python.touch()
+    assert not home.is_installed("reward")
+    with pytest.raises(UserError, match=r"the reward environment is not installed .*: run 'make setup'"):
+        home.find_interpreter("reward")
+    (python.parents[1] / ".installed").touch()
+    assert home.find_interpreter("reward") == python
 
 
 def test_recipes_and_the_tiny_policy_are_found_from_any_folder(elsewhere: Path) -> None:

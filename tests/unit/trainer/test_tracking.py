@@ -91,7 +91,8 @@ def write_answers(run: Path, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("total", "count", "expected"), [(10, 3, [0, 3, 6]), (2, 8, [0, 1]), (8, 8, [*range(8)]), (0, 8, [])]
+    ("total", "count", "expected"),
+    [(10, 3, [0, 3, 6]), (2, 8, [0, 1]), (15, 8, [0, 1, 3, 5, 7, 9, 11, 13]), (0, 8, [])],
 )
 def test_a_table_is_of_questions_from_the_whole_validation(total: int, count: int, expected: list[int]) -> None:
     records = [{"question": str(number), "targets": ["x"], "em": None, "spans": []} for number in range(total)]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from forage_cli.local.home import DEMO, load_recipe
+from forage_cli.local.home import DEMO, find_home, load_recipe
 from forage_cli.local.processes import find_supervisor
 from forage_cli.local.stack import RECORD, shift_ports
 from forage_runtime.errors import UserError
@@ -16,7 +16,7 @@ from forage_runtime.settings import Settings, load_settings
 def load_demo_settings(seed: int, config: Path | None, overrides: Sequence[str], base_port: int | None) -> Settings:
     """Load the settings of a new demo; the run id contains its start time."""
     fresh = [f"run.id=demo-{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}", f"run.seed={seed}"]
-    return load_recipe(config or DEMO, [*fresh, *shift_ports(base_port), *overrides])
+    return load_recipe(config or find_home() / DEMO, [*fresh, *shift_ports(base_port), *overrides])
 
 
 def load_resumed_settings(overrides: Sequence[str], base_port: int | None = None) -> Settings:

@@ -5,6 +5,7 @@ A tracker that fails loses metrics and never ends the run. `metrics.jsonl` and P
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import sys
@@ -66,16 +67,20 @@ def to_validation_metrics(result: Mapping[str, Any]) -> dict[str, float]:
 def to_table(records: Sequence[Mapping[str, Any]], count: int) -> list[tuple[str, str, float | None]]:
     """Choose answers of a validation, evenly over its questions and so the same ones each time.
 
+    Args:
+        count: how many; all where there are fewer.
+
     Returns:
         (question with its accepted answers, what the policy and its environment wrote, exact match) of each.
     """
+    count = min(count, len(records))
     return [
         (
             f"{record['question']}\n\naccepted: {'; '.join(record['targets'])}",
             "".join(span["text"] for span in record["spans"] if span["role"] != "prompt"),
             record["em"],
         )
-        for record in records[:: max(1, len(records) // count)][:count]
+        for record in (records[place * len(records) // count] for place in range(count))
     ]
 
 
@@ -90,7 +95,7 @@ class Tracker:
         self._backends = tuple(dict.fromkeys(settings.trainer.logger))
         self._tracking: Any = None
         self._last_step_file = settings.run.folder / "tracked"
-        self._run, self._shown = RunFolder(settings.run.folder), settings.trainer.log_val_generations
+        self._folder, self._shown = settings.run.folder, settings.trainer.log_val_generations
         if not self._backends:
             return
         folder = settings.run.folder
@@ -140,12 +145,10 @@ class Tracker:
     def log_validation(self, step: int, result: Mapping[str, Any]) -> None:
         """Send the result of a validation that ended after `step` steps, and a table of some of its answers."""
         self._send(step, to_validation_metrics(result))
-        if (
-            self._backends
-            and self._shown
-            and (table := to_table(self._run.read_trajectories(result["label"]), self._shown))
-        ):
-            self._try_each(step, lambda backend: self._answers.log([backend], table, step))
+        if self._backends and self._shown:
+            # A reader of its own: one that is kept would hold every validation in memory.
+            rows = functools.cache(lambda: RunFolder(self._folder).read_trajectories(result["label"]))
+            self._try_each(step, lambda backend: self._answers.log([backend], to_table(rows(), self._shown), step))
 
     def log_probe(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send the metrics of a probe of the policy after `step` steps."""
@@ -180,8 +183,13 @@ def _create_experiment(name: str, artifacts: Path) -> None:
     """Create an experiment in MLflow's database, whose files would otherwise be in the working directory."""
     import mlflow
 
-    if mlflow.get_experiment_by_name(name) is None:
+    if mlflow.get_experiment_by_name(name) is not None:
+        return
+    try:
         mlflow.create_experiment(name, artifact_location=artifacts.as_uri())
+    except mlflow.MlflowException:  # another run that starts at the same time may have created it
+        if mlflow.get_experiment_by_name(name) is None:
+            raise
 
 
 def require_backend(backend: str) -> None:
