@@ -181,6 +181,7 @@ def coverage(
         console.print(f"not in the corpus: {text}", highlight=False, markup=False)
     if json_file is not None:
         figures = {name: part.to_json() for name, part in parts.items()}
+        json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 

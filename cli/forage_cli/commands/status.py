@@ -28,14 +28,14 @@ def status(
     answers after more than two is slow. Exit code 1: a service is not ready, or a process is stopped or silent.
     """
     from forage_cli.local.family import fetch_stacks
+    from forage_cli.local.home import load_recipe
     from forage_cli.local.inspection import inspect_run, open_streams
     from forage_cli.local.stack import STACKS, Program, shift_ports
     from forage_runtime.clients.health import describe_replica, list_health_urls
     from forage_runtime.errors import SettingsError, UnavailableError
-    from forage_runtime.settings import load_settings
 
     console = TextConsole()
-    settings = load_settings(find_settings(config, base_port), shift_ports(base_port))
+    settings = load_recipe(find_settings(config, base_port), shift_ports(base_port))
     lines: list[str] = []
 
     def read_streams() -> None:

@@ -114,7 +114,7 @@ def summarize(
     parts = {ALL: Coverage(in_topk=None if hits is None else 0)}
     for number, question in enumerate(questions):
         answers = list_answers(question)
-        for name in (question.data_source, ALL):
+        for name in {question.data_source, ALL}:
             part = parts.setdefault(name, Coverage(in_topk=None if hits is None else 0))
             part.questions += 1
             if not answers:

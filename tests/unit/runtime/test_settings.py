@@ -22,7 +22,8 @@ def test_the_environment_overrides_the_file_and_the_command_line_overrides_both(
 
 
 def test_a_resolved_tree_reads_back_equal(tmp_path: Path) -> None:
-    settings = load_settings(None, ["trainer.actor.optim.lr=3e-4", "reward.routes.nq.name=em"], {})
+    given = ["trainer.actor.optim.lr=3e-4", "reward.routes.nq.name=em", "reward.routes.nq.params.most=.inf"]
+    settings = load_settings(None, given, {})
     file = tmp_path / "s.yaml"
     file.write_text(settings.to_yaml())
     assert load_settings(file, [], {}) == settings
@@ -33,6 +34,8 @@ def test_a_resolved_tree_reads_back_equal(tmp_path: Path) -> None:
     ("override", "sentence"),
     [
         ("trainer.totl_training_steps=3", "unknown setting 'trainer.totl_training_steps'.*'total_training_steps'"),
+        ("reward.routes.nq=[]", "'reward.routes.nq' is .*at least 1 item"),
+        ("trainer.engine.fsdp_size=4", "'trainer.engine.fsdp_size' is now 'trainer.engine.args.fsdp_size'"),
         ("rollot.n=3", "unknown setting 'rollot'.*'rollout'"),
         ("rollout.engine.zzz=1", "unknown setting 'rollout.engine.zzz'.*known here: args, dtype"),
         ("rollout.n=many", "'rollout.n' is 'many'.*integer"),

@@ -151,4 +151,6 @@ class Number(NamedTuple):
 class Section(BaseModel):
     """A node of the tree: immutable, closed to unknown keys, and without numbers that are infinite or none."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False, ser_json_inf_nan="constants"
+    )

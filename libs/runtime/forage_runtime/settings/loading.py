@@ -25,10 +25,16 @@ _MOST_VALUES, _MOST_DEPTH, _MOST_ERRORS = 100_000, 100, 20
 ENV_PREFIX = "FORAGE__"
 
 RENAMED = {
+    "retriever.encoder.url": "retriever.encoder.model",
+    "retriever.rerank.url": "retriever.rerank.model",
     "rollout.attach": "rollout.use_existing_app",
     "rollout.engine.block_size": "rollout.engine.args.block_size",
     "rollout.engine.enforce_eager": "rollout.engine.args.enforce_eager",
     "trainer.algorithm.probe_penalty.timeout_s": "trainer.probe.timeout_s",
+    "trainer.engine.fsdp_size": "trainer.engine.args.fsdp_size",
+    "trainer.engine.offload_policy": "trainer.engine.args.offload_policy",
+    "trainer.engine.optimizer_offload": "trainer.engine.args.optimizer_offload",
+    "trainer.engine.param_offload": "trainer.engine.args.param_offload",
     "trainer.engine.reshard_after_forward": "trainer.engine.args.reshard_after_forward",
 }
 """Old name → new name, both from the root of the tree. An old name is an error that names the new one."""

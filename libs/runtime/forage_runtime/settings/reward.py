@@ -62,8 +62,8 @@ def _check_titles(parts: tuple[RewardPart, ...]) -> tuple[RewardPart, ...]:
 
 RewardRoute = Annotated[
     tuple[RewardPart, ...],
-    BeforeValidator(_accept_one),
     Field(min_length=1),
+    BeforeValidator(_accept_one),
     AfterValidator(_check_titles),
     WrapSerializer(_write_one),
     "section or list of section",
