@@ -394,6 +394,7 @@ def generate_schema() -> dict[str, Any]:
     definitions["TrainFile"] = {"anyOf": [{"type": "string"}, definitions["TrainFile"]]}
     # So does a route, see `RewardRoute`: one reward in place of a list.
     route = definitions["RewardSettings"]["properties"]["routes"]
+    route["additionalProperties"]["minItems"] = route["additionalProperties"].pop("minLength")
     route["additionalProperties"] = {"anyOf": [{"$ref": "#/definitions/RewardPart"}, route["additionalProperties"]]}
     # Helm reads YAML 1.1, where the key `n:` means `false:`; the chart accepts both (_settings.tpl).
     rollout = definitions["RolloutSettings"]["properties"]

@@ -34,6 +34,9 @@ def test_a_resolved_tree_reads_back_equal(tmp_path: Path) -> None:
     ("override", "sentence"),
     [
         ("trainer.totl_training_steps=3", "unknown setting 'trainer.totl_training_steps'.*'total_training_steps'"),
+        ("reward.routes.nq=em", "'reward.routes.nq' is 'em': expected a reward as {name: em}"),
+        ("reward.routes.nq=[{name: em, wight: 1}]", "'reward.routes.nq.0.wight': did you mean 'weight'"),
+        ("reward.user.mine={function: a.py:f, timeout: 1}", "'reward.user.mine.timeout': did you mean 'timeout_s'"),
         ("reward.routes.nq=[]", "'reward.routes.nq' is .*at least 1 item"),
         ("trainer.engine.fsdp_size=4", "'trainer.engine.fsdp_size' is now 'trainer.engine.args.fsdp_size'"),
         ("rollot.n=3", "unknown setting 'rollot'.*'rollout'"),

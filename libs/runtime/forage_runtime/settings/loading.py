@@ -6,9 +6,10 @@ import difflib
 import os
 import re
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -268,14 +269,31 @@ def _show(value: Any) -> str:
 
 
 def _list_keys(path: Sequence[str]) -> list[str]:
-    model: type[BaseModel] = Settings
+    kind: Any = Settings
     for key in path:
-        field = model.model_fields.get(key)
-        if field is None:
-            return []
-        candidates = [field.annotation, *get_args(field.annotation)]
-        sections = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
-        if not sections:
-            return []
-        model = sections[0]
-    return sorted(model.model_fields)
+        kind = _find_kind(kind, key)
+    sections = [one for one in _unwrap(kind) if isinstance(one, type) and issubclass(one, BaseModel)]
+    return sorted(sections[0].model_fields) if sections else []
+
+
+def _find_kind(kind: Any, key: str) -> Any:
+    """Find the type of what is called `key` in a section, or is there in a map or a list; None where nothing is."""
+    for one in _unwrap(kind):
+        if isinstance(one, type) and issubclass(one, BaseModel):
+            field = one.model_fields.get(key)
+            return field and field.annotation
+        if get_origin(one) in (dict, tuple):
+            return next(part for part in reversed(get_args(one)) if part is not ...)
+    return None
+
+
+def _unwrap(kind: Any) -> Iterator[Any]:
+    """Yield a type, or those of which one is meant by an `Annotated` or a union."""
+    parts = get_args(kind)
+    if get_origin(kind) is Annotated:
+        yield from _unwrap(parts[0])
+    elif parts and get_origin(kind) in (Union, UnionType):
+        for part in parts:
+            yield from _unwrap(part)
+    else:
+        yield kind

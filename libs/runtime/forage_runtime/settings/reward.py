@@ -44,6 +44,8 @@ class RewardPart(Section):
 
 
 def _accept_one(value: Any) -> Any:
+    if not isinstance(value, Mapping | RewardPart | list | tuple):
+        raise ValueError("expected a reward as {name: em}, or a list of them")
     return (value,) if isinstance(value, Mapping | RewardPart) else value
 
 
@@ -62,8 +64,8 @@ def _check_titles(parts: tuple[RewardPart, ...]) -> tuple[RewardPart, ...]:
 
 RewardRoute = Annotated[
     tuple[RewardPart, ...],
-    Field(min_length=1),
     BeforeValidator(_accept_one),
+    Field(min_length=1),
     AfterValidator(_check_titles),
     WrapSerializer(_write_one),
     "section or list of section",
