@@ -26,7 +26,9 @@ class PublishSettings(Section):
     """Published policies."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Type of published weights; auto: what the engines compute in"
+        "auto",
+        description="Type of published weights; auto: what the engines compute in; with a coarser one than theirs set"
+        " rollout.weights.canary=warn, as the canary is of weights that are not rounded",
     )
     shard_bytes: int = Field(
         5 * 2**30, ge=1, description="Largest weights file of a policy or an export; a larger tensor gets its own file"
