@@ -199,15 +199,17 @@ def describe_inputs(plan: EvaluationPlan, settings: Settings) -> Inputs:
     Args:
         settings: of the services that answer.
     """
-    rewards = settings.reward.user
+    sources = {question.data_source for question in plan.questions.values()}
+    environments, routes, rewards = settings.rollout.environments, settings.reward.routes, settings.reward.user
     own = {
-        f"{_ENVIRONMENT}{source}": one.name for source, one in settings.rollout.environments.items() if ":" in one.name
+        f"{_ENVIRONMENT}{source}": name
+        for source in sources & environments.keys()
+        if ":" in (name := environments[source].name)
     }
-    named = {part.name for route in settings.reward.routes.values() for part in route}
-    own |= {f"reward {name}": one.function for name, one in rewards.items() if name in named}
+    named = {part.name for source in sources & routes.keys() for part in routes[source]}
+    own |= {f"reward {name}": rewards[name].function for name in named & rewards.keys()}
     kept = dict(plan.settings)
-    environments = kept.get(_ENVIRONMENTS, {})
-    kept[_ENVIRONMENTS] = {source: one for source, one in environments.items() if f"{_ENVIRONMENT}{source}" not in own}
+    kept[_ENVIRONMENTS] = {source: one for source, one in kept.get(_ENVIRONMENTS, {}).items() if ":" not in one["name"]}
     return Inputs(
         questions=_describe_questions(plan),
         policies=tuple(CardPolicy(label=p.label, source=_name_source(p), digest=p.digest) for p in plan.policies),
@@ -293,14 +295,10 @@ def list_differences(card: Inputs, now: Inputs) -> list[str]:
     for what in sorted(card.own_code.keys() | now.own_code.keys()):
         if card.own_code.get(what) != now.own_code.get(what):
             found.append(f"{what}: other code; --config names the settings with the card's")
-    compared = (
-        (_list_values(card), _list_values(now)),
-        (card.sampling.model_dump(), now.sampling.model_dump()),
-    )
-    for before, after in compared:
-        for name in sorted(before.keys() | after.keys()):
-            if name not in _ELSEWHERE and before.get(name) != after.get(name):
-                found.append(f"{name}: {after.get(name)!r}, the card {before.get(name)!r}")
+    before, after = _list_values(card), _list_values(now)
+    for name in sorted(before.keys() | after.keys()):
+        if name not in _ELSEWHERE and before.get(name) != after.get(name):
+            found.append(f"{name}: {after.get(name)!r}, the card {before.get(name)!r}")
     return found
 
 
@@ -311,7 +309,8 @@ def hash_inputs(inputs: Inputs) -> str:
 
 def _list_values(inputs: Inputs) -> dict[str, Any]:
     template = {"apply_chat_template_kwargs": inputs.template_variables, "template date": str(inputs.template_date)}
-    return {**inputs.settings, **template, "methods": [str(method) for method in inputs.methods]}
+    methods = [str(method) for method in inputs.methods]
+    return {**inputs.settings, **inputs.sampling.model_dump(), **template, "methods": methods}
 
 
 class Verdict(StrEnum):
