@@ -75,8 +75,7 @@ def run_unfinished(plan: EvaluationPlan, settings: Settings, folder: Path, conso
                     engines.start_engine(policies, settings, console) as served,
                     show_progress(console, ", ".join(labels), left) as advance,
                 ):
-                    asyncio.run(_note_index(served, folder))
-                    asyncio.run(_run_policies(plan, policies, waiting, served, journal, advance))
+                    asyncio.run(_run_policies(plan, policies, waiting, served, folder, journal, advance))
         except KeyboardInterrupt:
             done = total - len(find_unfinished(plan, journal))
             console.print(f"stopped: {done} of {total} are finished; run the same command to continue", highlight=False)
@@ -93,14 +92,13 @@ def write_finished(plan: EvaluationPlan, folder: Path, turn_ends: Mapping[str, s
         results.write_results(folder, read_finished(plan, journal), turn_ends)
 
 
-async def _note_index(settings: Settings, folder: Path) -> None:
+async def _note_index(retriever: RetrieverClient, folder: Path) -> None:
     """Note which index the retriever searches: a policy that never searches, and a prompt of one-shot RAG, do not say.
 
     Without an answer nothing is noted: what needs the retriever says that it is missing.
     """
-    async with RetrieverClient.from_settings(settings, settings.rollout.retrieve_timeout_s) as retriever:
-        with suppress(UnavailableError, RefusedError, MalformedReplyError):
-            cards.record_searched(folder, (await retriever.search(["index"])).provenance)
+    with suppress(UnavailableError, RefusedError, MalformedReplyError):
+        cards.record_searched(folder, (await retriever.search(["index"])).provenance)
 
 
 async def _run_policies(
@@ -108,11 +106,13 @@ async def _run_policies(
     policies: Sequence[EvaluatedPolicy],
     waiting: dict[str, list[Item]],
     settings: Settings,
+    folder: Path,
     journal: Journal[TrajectoryGroup],
     advance: Callable[[], None],
 ) -> None:
     retriever = RetrieverClient.from_settings(settings, settings.rollout.retrieve_timeout_s)
     async with RolloutClient(settings) as rollout, retriever:
+        await _note_index(retriever, folder)
         for policy in policies:
             await engines.switch_policy(policy, settings, rollout)
             run = partial(_run_item, plan, rollout, retriever)

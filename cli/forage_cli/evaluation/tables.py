@@ -92,9 +92,9 @@ def render_verified(verified: Iterable[Verified]) -> RenderableType:
             Method(card.method).display_name,
             card.data_source,
             str(card.questions),
-            "–" if once is None else f"{once.mean:.3f}",
+            format_number(once.mean if once else None),
             "–" if once is None else f"{once.low:.3f} … {once.high:.3f}",
-            "–" if twice is None else f"{twice.mean:.3f}",
+            format_number(twice.mean if twice else None),
             Text(f"{verdict}{failed}", style),
         )
     return table

@@ -21,7 +21,7 @@ from forage_runtime.settings import Settings, load_settings
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 ARCHIVE, DIGEST = "home.tar.gz", "home.digest"
-"""Files of a wheel's package: the archive, and a text by which one archive is told from another."""
+"""Files of a wheel's package: the archive, and its version and digest as text."""
 FOLDER_VARIABLE = "FORAGE_HOME"
 DEMO = Path("configs/demo.yaml")
 """The recipe of commands that are given none, below `find_home`."""
@@ -34,9 +34,8 @@ def find_home() -> Path:
     Raises:
         UserError: the command was installed without them, as in an image.
     """
-    checkout = _PACKAGE.parents[1]
-    if (checkout / "services").is_dir():
-        return checkout
+    if is_checkout():
+        return _PACKAGE.parents[1]
     if not (_PACKAGE / ARCHIVE).is_file():
         raise UserError(
             "this command needs the services, recipes and models of Forage, and the command alone is installed: use a "

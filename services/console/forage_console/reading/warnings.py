@@ -9,6 +9,7 @@ from itertools import groupby
 from forage_console.models.runs import RunRow, RunState, Warning
 from forage_console.reading.metrics import StepMetrics
 from forage_records.run_settings import RunSettings
+from forage_records.statistics import mean_known
 
 _RECENT = 20
 _QUIET_S = 120.0
@@ -123,8 +124,7 @@ def _count_recent(metrics: StepMetrics) -> int:
 
 
 def _average(metrics: StepMetrics, name: str) -> float | None:
-    values = metrics.read_recent(name, _RECENT)
-    return sum(values) / len(values) if values else None
+    return mean_known(metrics.read_recent(name, _RECENT))
 
 
 def _measure_pace(metrics: StepMetrics) -> float:

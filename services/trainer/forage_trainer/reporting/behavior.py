@@ -11,13 +11,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from statistics import fmean
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from forage_proto.v1.trajectory_pb2 import ActionKind, Status
+from forage_records.statistics import mean_known
 from forage_runtime.errors import DataError
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.logs import get_logger
@@ -95,7 +94,7 @@ class BehaviorMetrics:
 def average(measured: Iterable[Behavior]) -> dict[str, float | None]:
     """Average each measure over the trajectories that have it; None where none has it."""
     rows = list(measured)
-    return {field.name: _mean(getattr(row, field.name) for row in rows) for field in fields(Behavior)}
+    return {field.name: mean_known(getattr(row, field.name) for row in rows) for field in fields(Behavior)}
 
 
 def split_tokens(trajectory: Trajectory) -> tuple[list[npt.NDArray[np.int32]], npt.NDArray[np.int32]]:
@@ -187,8 +186,3 @@ def _draw(trajectories: Sequence[Trajectory]) -> Iterator[Trajectory]:
 
 def _to_rate(is_broken: bool, trajectory: Trajectory) -> float | None:
     return float(is_broken) if trajectory.turns else None
-
-
-def _mean(values: Iterable[Any]) -> float | None:
-    numbers = [float(value) for value in values if value is not None]
-    return fmean(numbers) if numbers else None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from statistics import fmean
 from typing import Any
 
 import torch
 from prometheus_client import Counter, Gauge
 
 from forage_proto.v1.trajectory_pb2 import Score, Status
+from forage_records.statistics import mean_known
 from forage_trainer.algorithms.token_rewards import compute_turn_sum
 from forage_trainer.data.tensors import is_valid
 from forage_trajectory.trajectory import Group, Trajectory
@@ -96,28 +96,28 @@ def compute_trajectory_metrics(groups: Sequence[Group], version: int) -> dict[st
     response_tokens, state_tokens = sum(one.response for one in tokens), sum(one.sampled for one in tokens)
     stale = [max(0, version - min(s.version for s in t.segments)) for t in every if t.segments]
     return {
-        "reward_mean": _mean(t.score.total for t in judged),
+        "reward_mean": mean_known(t.score.total for t in judged),
         "reward_max": max((t.score.total for t in judged), default=None),
         "reward_min": min((t.score.total for t in judged), default=None),
-        "reward_turn_sum_mean": _mean(compute_turn_sum(t) for t in judged if is_valid(t)),
+        "reward_turn_sum_mean": mean_known(compute_turn_sum(t) for t in judged if is_valid(t)),
         **{f"reward/{name}": added for name, added in sum_components(judged).items()},
         "em_mean": exact_match(t.validation_score for t in completed),
         **{
             f"em/{source}": exact_match(t.validation_score for t in completed if t.data_source == source)
             for source in sorted({t.data_source for t in completed})
         },
-        "search_rate": _mean(float(t.valid_searches > 0) for t in completed),
-        "searches_mean": _mean(float(t.valid_searches) for t in completed),
+        "search_rate": mean_known(float(t.valid_searches > 0) for t in completed),
+        "searches_mean": mean_known(float(t.valid_searches) for t in completed),
         "format_rate": format_rate(t.score for t in completed),
-        "finished_rate": _mean(float(t.finished) for t in completed),
-        "truncated_rate": _mean(float(t.truncated) for t in completed),
-        "turns_mean": _mean(float(len(t.turns)) for t in completed),
-        "response_tokens_mean": _mean(map(float, responses)),
+        "finished_rate": mean_known(float(t.finished) for t in completed),
+        "truncated_rate": mean_known(float(t.truncated) for t in completed),
+        "turns_mean": mean_known(float(len(t.turns)) for t in completed),
+        "response_tokens_mean": mean_known(map(float, responses)),
         "response_tokens_max": max(responses, default=None),
         "response_tokens_min": min(responses, default=None),
-        "prompt_tokens_mean": _mean(float(t.prompt_length) for t in completed),
+        "prompt_tokens_mean": mean_known(float(t.prompt_length) for t in completed),
         "without_state_tokens": sum(not t.counts.sampled for t in completed),
-        "staleness_mean": _mean(float(s) for s in stale),
+        "staleness_mean": mean_known(float(s) for s in stale),
         "staleness_max": max(stale, default=None),
         "trajectories": len(every),
         "failed": len(every) - len(judged),
@@ -138,12 +138,12 @@ def sum_components(judged: Sequence[Trajectory]) -> dict[str, float]:
 
 def exact_match(scores: Iterable[Score]) -> float | None:
     """Mean of validation scores, over those that were judged."""
-    return _mean(s.total for s in scores if s.status == Status.STATUS_OK and math.isfinite(s.total))
+    return mean_known(s.total for s in scores if s.status == Status.STATUS_OK and math.isfinite(s.total))
 
 
 def format_rate(scores: Iterable[Score]) -> float | None:
     """Share in the right format, over the training rewards that have a component for it."""
-    return _mean(float(c.raw > 0) for score in scores for c in score.components if c.name == FORMAT)
+    return mean_known(float(c.raw > 0) for score in scores for c in score.components if c.name == FORMAT)
 
 
 def compute_log_prob_metrics(
@@ -249,11 +249,6 @@ def export_metrics(metrics: dict[str, Any]) -> None:
     _TOKENS.inc(metrics["tokens"])
     _TRAJECTORIES.labels("judged").inc(metrics["trajectories"] - metrics["failed"])
     _TRAJECTORIES.labels("failed").inc(metrics["failed"])
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    numbers = list(values)
-    return fmean(numbers) if numbers else None
 
 
 def _summarize(name: str, values: torch.Tensor) -> dict[str, float]:
