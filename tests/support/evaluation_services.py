@@ -123,7 +123,7 @@ class _Http(BaseHTTPRequestHandler):
         documents = []
         for query in body["queries"]:
             country = query.removeprefix("Capital of ").removesuffix("?")
-            contents = PASSAGE.format(country, CAPITALS[country])
+            contents = PASSAGE.format(country, CAPITALS.get(country, "unknown"))
             documents.append([{"document": {"id": country, "contents": contents}, "score": 1.0}])
         self._reply({"result": documents})
 
