@@ -211,9 +211,18 @@ class Programs:
         names = [f"{process.name}-{process.started:.3f}-{i}" for i in range(self._engines)]
         # A client for each, as each is a process of its own: the history of a process knows one engine.
         engines = [_Engine(self, connect(), name, self.caches[process.name]) for name in names]
+        listening: list[_Engine] = []
+        has_listener = asyncio.Event()
+
+        async def run_engine(engine: _Engine) -> None:
+            await engine.catch_up()
+            listening.append(engine)
+            has_listener.set()
+            await engine.follower.follow()
 
         async def run_group(prompt: Prompt) -> PackedGroup:
-            able = [engine for engine in engines if not engine.out_of_service] or engines
+            await has_listener.wait()  # as an agent does: an engine that starts has no address yet
+            able = [engine for engine in listening if not engine.out_of_service] or listening
             engine = able[int(world.random.random() * len(able))]
             return pack_group(await engine.sample(prompt, self.draw_seconds("sample")))
 
@@ -224,7 +233,7 @@ class Programs:
             await asyncio.sleep(self.draw_seconds("check"))
 
         dispatcher = Dispatcher(settings, streams, process.name, run_group, ask_engines, wait_for_services)
-        await asyncio.gather(dispatcher.run(), *(engine.run() for engine in engines))
+        await asyncio.gather(dispatcher.run(), *(run_engine(engine) for engine in engines))
         return 1
 
 
@@ -266,14 +275,14 @@ class _Engine:
         await self.wake_weights()
         self._is_awake.set()
 
-    async def run(self) -> None:
+    async def catch_up(self) -> None:
+        """Start, in the engines' shift, and serve what is announced."""
         if self._lease_watch is not None:
             await self._lease_watch.wait_for_engines()
             with self._lease_watch.starting():
                 self._programs.gpus.take(self.name)
                 await asyncio.sleep(self._programs.draw_seconds("start"))
         await self.follower.catch_up()
-        await self.follower.follow()
 
     async def load_policy(self, policy: Policy, allow_older: bool = False) -> None:
         if not allow_older and not is_newer(policy, self.serving):
