@@ -20,6 +20,7 @@ from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.weights.publication import Snapshots
 from forage_trajectory.trajectory import Group
 from forage_weights.announcement import CANARY_ROWS, CANARY_TOKENS, check_canary
+from forage_weights.rollout.canary import CanaryBounds
 
 OPENINGS = [[5, 6, 7, 8], [9] * 100, [11, 12]]
 TURN = [21, 22, 23, 24, 25]
@@ -39,6 +40,10 @@ def settings(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings:
 @pytest.fixture(scope="module")
 def worker(settings: Settings) -> PolicyWorker:
     return PolicyWorker(settings)
+
+
+def apply_overrides(settings: Settings, *overrides: str) -> Settings:
+    return load_settings(None, [f"model.path={settings.model.path}", f"run.dir={settings.run.dir}", *overrides], {})
 
 
 def open_snapshots(settings: Settings, worker: Any, openings: list[list[int]]) -> Snapshots:
@@ -75,6 +80,26 @@ def test_they_are_a_plain_forward_pass_over_the_ends_of_prompts(
         with torch.no_grad():
             scores = torch.log_softmax(plain(tokens).logits[0, :-1], -1).gather(1, tokens[0, 1:, None])[:, 0]
         assert torch.allclose(torch.tensor(list(row.logprobs)), scores, atol=1e-5)
+
+
+@pytest.mark.parametrize("published", ["float16", "bfloat16"])
+def test_weights_that_are_published_in_a_coarser_type_are_within_its_bound(
+    settings: Settings, worker: PolicyWorker, model: Path, published: str
+) -> None:
+    coarser = apply_overrides(settings, f"trainer.publish.dtype={published}")
+    weights, canary = open_snapshots(coarser, worker, OPENINGS).take()
+    assert canary is not None
+    assert canary.dtype == published
+    engine = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    engine.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, strict=False)
+    with torch.no_grad():
+        differences = [
+            torch.log_softmax(engine(tokens).logits[0, :-1], -1).gather(1, tokens[0, 1:, None])[:, 0]
+            - torch.tensor(list(row.logprobs))
+            for row in canary.rows
+            for tokens in [torch.tensor([list(row.token_ids)])]
+        ]
+    assert 0 < torch.cat(differences).abs().mean() < CanaryBounds("float32").find(canary, is_fresh=False)
 
 
 def test_there_are_at_most_four_rows_that_an_engine_takes(settings: Settings, worker: PolicyWorker) -> None:

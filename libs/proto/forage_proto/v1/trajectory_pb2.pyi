@@ -925,7 +925,7 @@ class Canary(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     dtype: _builtins.str
-    """what the trainer computed them in, as PyTorch names it"""
+    """the trainer's, or that of the published weights if it is coarser, as PyTorch names it"""
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Canary.Row]: ...
     def __init__(

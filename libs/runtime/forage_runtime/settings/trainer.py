@@ -26,9 +26,7 @@ class PublishSettings(Section):
     """Published policies."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto",
-        description="Type of published weights; auto: what the engines compute in; with a coarser one than theirs set"
-        " rollout.weights.canary=warn, as the canary is of weights that are not rounded",
+        "auto", description="Type of published weights; auto: what the engines compute in"
     )
     shard_bytes: int = Field(
         5 * 2**30, ge=1, description="Largest weights file of a policy or an export; a larger tensor gets its own file"

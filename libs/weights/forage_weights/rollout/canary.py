@@ -52,9 +52,9 @@ TOLERANCES = {
     "float16": Tolerance(5e-3, 5e-2),
     "bfloat16": Tolerance(2e-2, 2e-1),
 }
-"""By the type of the engine or the trainer, whichever is coarser. Of 76 kinds of tiny random models that vLLM serves on
-a CPU in float32, it differs from transformers by at most 1.7e-3 where both compute the same (Cohere 2), and by 3e-2 and
-more where they do not (docs/reference/models.md). Half precision was not measured on GPUs."""
+"""By the coarsest type: that of engine, trainer or published weights. Of 76 kinds of tiny random models that vLLM
+serves on a CPU in float32, it differs from transformers by at most 1.7e-3 where both compute the same (Cohere 2), and
+by 3e-2 and more where they do not (docs/reference/models.md). Half precision was not measured on GPUs."""
 _TIMES = 4
 """How many times what a fresh load differs by a load in place may."""
 

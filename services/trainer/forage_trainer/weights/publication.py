@@ -197,16 +197,25 @@ class Snapshots:
                 return
 
     def take(self) -> tuple[Mapping[str, torch.Tensor] | Adapter, Canary | None]:
-        """Copy what is to be published, as `copy_weights` does, and score the rows under it."""
-        with self._hold():
-            return copy_weights(self._worker, self._settings, self._read_dtype()), self._score()
+        """Copy what is to be published to the CPU, and score the rows under it.
 
-    def _score(self) -> Canary | None:
-        """None without rows, and where a log-probability is not finite: no engine could be measured by it."""
+        The copy is of the whole policy, or of its adapter where engines serve it.
+        """
+        worker, is_adapter = self._worker, get_served_lora_rank(self._settings) > 0
+        with self._hold():
+            dtype = choose_dtype(self._settings, self._read_dtype())
+            return worker.adapter(dtype) if is_adapter else worker.weights(dtype), self._score(dtype)
+
+    def _score(self, published: torch.dtype) -> Canary | None:
+        """Score the rows under the weights as they are; the canary names the type they are published in if coarser.
+
+        None without rows, and where a log-probability is not finite: no engine could be measured by it.
+        """
         if self._rows is None:
             return None
         scores = self._worker.log_probs(self._rows)
-        canary = Canary(dtype=self._worker.dtype)
+        coarsest = max(_DTYPES[self._worker.dtype], published, key=lambda one: torch.finfo(one).eps)
+        canary = Canary(dtype=str(coarsest).removeprefix("torch."))
         for tokens, scored in zip(self._tokens, scores.tolist(), strict=True):
             canary.rows.add(token_ids=tokens, logprobs=scored[: len(tokens) - 1])
         if not all(math.isfinite(one) for row in canary.rows for one in row.logprobs):
@@ -244,16 +253,6 @@ def _find_turn(columns: Columns) -> list[int]:
             tokens: list[int] = columns.token_ids[begin:end][:CANARY_TOKENS].tolist()
             return tokens
     return []
-
-
-def copy_weights(worker: Worker, settings: Settings, declared: str) -> Mapping[str, torch.Tensor] | Adapter:
-    """Copy what is to be published to the CPU: the whole policy, or its adapter where engines serve it.
-
-    Args:
-        declared: as of `choose_dtype`.
-    """
-    dtype = choose_dtype(settings, declared)
-    return worker.adapter(dtype) if get_served_lora_rank(settings) else worker.weights(dtype)
 
 
 def choose_dtype(settings: Settings, declared: str) -> torch.dtype:
