@@ -33,6 +33,8 @@ from forage_trainer.reporting.metrics import (
 from forage_trainer.reporting.trajectories import StepRecord
 from forage_trainer.validation.probe_penalty import ProbePenalty, subtract_penalty
 
+_OF_UPDATE = ("entropy", "grad_norm", "lr", "loss", "clip_fraction", "shared_share")
+
 
 class Stopwatch:
     """Measures the seconds of each phase, and opens a span for it."""
@@ -243,5 +245,5 @@ class PolicyStep:
             compute_log_prob_metrics(result.log_probs, engine, reference, state, tensors.current)
             | compute_correction_metrics(result.log_probs, engine, state, correction)
             | result.metrics
-            | {name: getattr(result, name) for name in ("entropy", "grad_norm", "lr", "loss", "clip_fraction")}
+            | {name: getattr(result, name) for name in _OF_UPDATE}
         )

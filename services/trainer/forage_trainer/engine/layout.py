@@ -1,6 +1,7 @@
-"""Micro-batches as a model takes them, packed or padded on the right, and the tokens of them that matter.
+"""Micro-batches as a model takes them, and the tokens of them that matter.
 
-Packed rows lie end to end in one row of the model's batch. Places are positions of tokens among packed rows.
+Rows are padded on the right, or packed: end to end in one row of the model's batch. Or they are a tree, in which each
+prefix that rows share is once. Places are positions of tokens among packed rows.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import torch
 from tensordict import TensorDict
 from torch.nn.functional import pad
 
-from forage_trainer.data.tensors import pad_jagged
-from forage_trainer.engine.attention import build_row_arguments
+from forage_trainer.data.prefix_tree import Ids, PrefixTree, build_tree
+from forage_trainer.data.tensors import pad_jagged, split_rows
+from forage_trainer.engine.attention import PREFIX_TREE, TreeAttention, build_row_arguments
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,17 @@ class Layout:
         kept = width - first
         return kept, self.rows * kept + self.columns - first
 
+    def ask(self, values: torch.Tensor) -> torch.Tensor:
+        """Select of values of the tokens that predict a response token those that the output layer computes."""
+        return values
+
     def spread(self, values: torch.Tensor) -> torch.Tensor:
-        """Put values of the tokens that predict a response token at their places, 0 elsewhere."""
+        """Put what the output layer computed at the places of the tokens that predict a response token, 0 elsewhere."""
         return self.finish(values.new_zeros(int(self.offsets[-1])).index_copy(0, self.places, values))
+
+    def collect(self, values: torch.Tensor) -> torch.Tensor:
+        """Collect values of the model's batch, (rows, columns), as those of packed rows, flat."""
+        return values.squeeze(0) if self.packed else self.pack(values)
 
     def finish(self, values: torch.Tensor) -> torch.Tensor:
         """Give packed values the layout of verl's model output.
@@ -98,3 +108,64 @@ class Layout:
         lengths = self.offsets.diff()
         bounds: dict[str, Any] = {"min_seqlen": int(lengths.min()), "max_seqlen": int(lengths.max())}
         return torch.nested.nested_tensor_from_jagged(values, self.offsets, **bounds)
+
+
+@dataclass(frozen=True)
+class TreeLayout(Layout):
+    """Rows as a tree: the model sees one row with the tokens of the tree.
+
+    asked: of the tokens that predict a response token, the first ones that predict another token than all before them,
+        follow other tokens or are sampled at another temperature.
+    answers: for each token that predicts a response token, which of the asked ones it equals, (response tokens,).
+    """
+
+    tree: PrefixTree
+    asked: torch.Tensor
+    answers: torch.Tensor
+
+    @classmethod
+    def of_tree(cls, micro: TensorDict | Mapping[str, torch.Tensor]) -> TreeLayout:
+        """Describe a micro-batch by its jagged `prompts` and `responses`, and its `temperature` where rows differ."""
+        layout = Layout.of(micro, packed=True)
+        tree = build_tree(join_rows(micro))
+        places = torch.from_numpy(tree.places)[layout.places]
+        questions = [places, micro["responses"].values()]
+        temperature = micro.get("temperature")
+        if isinstance(temperature, torch.Tensor):
+            questions.append(temperature.unique(return_inverse=True)[1][layout.rows])
+        questions, answers = torch.stack(questions).unique(dim=1, return_inverse=True)
+        asked = torch.full((questions.shape[1],), len(answers)).scatter_reduce(
+            0, answers, torch.arange(len(answers)), "amin"
+        )
+        return cls(**vars(layout), tree=tree, asked=asked, answers=answers)
+
+    def build_inputs(self, ids: torch.Tensor) -> dict[str, Any]:
+        """Build the model's inputs; positions are those of rows."""
+        packed = ids.values() if ids.is_nested else self.pack(ids)
+        firsts = torch.from_numpy(self.tree.firsts)
+        begins = self.offsets[:-1].repeat_interleave(self.offsets.diff())
+        return {
+            "input_ids": packed[firsts].unsqueeze(0),
+            "position_ids": (firsts - begins[firsts]).unsqueeze(0),
+            "attention_mask": None,
+            PREFIX_TREE: TreeAttention(self.tree),
+        }
+
+    def choose(self) -> tuple[torch.Tensor | int, torch.Tensor | None]:
+        return self.ask(torch.from_numpy(self.tree.places)[self.places]), None
+
+    def ask(self, values: torch.Tensor) -> torch.Tensor:
+        return values[self.asked]
+
+    def spread(self, values: torch.Tensor) -> torch.Tensor:
+        """Put what the output layer computed at each place that it holds for; the gradient is the sum of theirs."""
+        return super().spread(values.index_select(0, self.answers))
+
+    def collect(self, values: torch.Tensor) -> torch.Tensor:
+        return values.squeeze(0).index_select(0, torch.from_numpy(self.tree.places))
+
+
+def join_rows(micro: TensorDict | Mapping[str, torch.Tensor]) -> list[Ids]:
+    """Join the jagged `prompts` and `responses` to the token ids of each row."""
+    parts = zip(*(split_rows(micro[name]) for name in ("prompts", "responses")), strict=True)
+    return [torch.cat(part).numpy() for part in parts]

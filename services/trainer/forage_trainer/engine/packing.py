@@ -2,7 +2,8 @@
 
 Two short rows are computed packed, alone and padded. What a row's outputs differ by is compared with what the type of
 the passes rounds away. The second row is longer than the model's window of attention where that can matter, so that an
-attention which lacks the window is found as one that lacks another term is.
+attention which lacks the window is found as one that lacks another term is. Whether rows may be packed as a tree, in
+which a prefix of both is once, is measured in the same way.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from forage_trainer.data.tensors import make_jagged
-from forage_trainer.engine.layout import Layout
+from forage_trainer.engine.layout import Layout, TreeLayout
 
 Compute = Callable[[Sequence[torch.Tensor], bool, int], torch.Tensor]
 """Rows, whether they are packed, and the number of a row → its outputs at `choose_places`, (tokens, width)."""
@@ -92,6 +93,17 @@ def draw_rows(config: Any, budget: int, device: torch.device) -> list[torch.Tens
     return [torch.randint(text.vocab_size, (size,), generator=draw).to(device) for size in sizes]
 
 
+def draw_forked_rows(config: Any, budget: int, device: torch.device) -> list[torch.Tensor]:
+    """Draw three rows as `draw_rows` does, of equal lengths and with the same tokens before their last ones.
+
+    A tree holds rows in the order of their tokens: the second row is the last one of them.
+    """
+    rows = draw_rows(config, budget, device)
+    prefix = rows[-1][:-_EDGE]
+    fork = torch.zeros(1, dtype=torch.long, device=device)
+    return [torch.cat([prefix, fork + int(row is rows[-1]), row[-_EDGE + 1 :]]) for row in rows]
+
+
 def choose_places(row: torch.Tensor) -> torch.Tensor:
     """Choose the tokens whose outputs are compared: those at the row's begin and end."""
     places = torch.arange(len(row), device=row.device)
@@ -104,6 +116,16 @@ def build_probe(rows: Sequence[torch.Tensor], packed: bool, which: int) -> tuple
     layout = Layout.of({name: make_jagged(part) for name, part in parts.items()}, packed)
     places = choose_places(rows[which])
     return layout.build_inputs(make_jagged(rows)), places + int(layout.offsets[which]) if packed else places
+
+
+def build_tree_probe(rows: Sequence[torch.Tensor], packed: bool, which: int) -> tuple[dict[str, Any], torch.Tensor]:
+    """Build the same, of rows that are packed as a tree."""
+    if not packed:
+        return build_probe(rows, False, which)
+    parts = {"prompts": [row[:1] for row in rows], "responses": [row[1:] for row in rows]}
+    layout = TreeLayout.of_tree({name: make_jagged(part) for name, part in parts.items()})
+    places = choose_places(rows[which]) + int(layout.offsets[which])
+    return layout.build_inputs(make_jagged(rows)), torch.from_numpy(layout.tree.places)[places]
 
 
 def agree(differences: PackedDifferences, device: torch.device) -> PackedDifferences:

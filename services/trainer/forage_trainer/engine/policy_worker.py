@@ -25,6 +25,7 @@ from forage_trainer.engine.engine_config import (
     build_optimizer_config,
     resolve_engine,
 )
+from forage_trainer.engine.scoring import SHARED_SHARE
 from forage_trainer.engine.spmd import Processes, collective
 from forage_trainer.engine.verl_worker import VerlWorker, collect, hand_out, mean
 from forage_trainer.folder_digests import describe_rank
@@ -43,6 +44,7 @@ class UpdateResult:
 
     log_probs: (rows, tokens), before any update of this step; entropy: mean over the tokens trained on, or NaN.
     entropies: (rows, tokens), of the rows of the first update, before it; None if there was none.
+    shared_share: share of the rows' tokens that were not computed, since rows share them.
     metrics: means of verl's metrics over the updates, under verl's names (`actor/…`).
     """
 
@@ -54,6 +56,7 @@ class UpdateResult:
     loss: float
     metrics: dict[str, float]
     entropies: torch.Tensor | None = None
+    shared_share: float = 0.0
 
 
 class PolicyWorker:
@@ -202,6 +205,7 @@ class PolicyWorker:
             loss=mean([m["loss"] for m in updates]),
             metrics={name: mean([m[key] for m in updates]) for key, name in _map_loss_metrics(updates[0]).items()},
             entropies=entropies,
+            shared_share=mean([m.get(SHARED_SHARE, 0.0) for m in updates]),
         )
 
     @collective

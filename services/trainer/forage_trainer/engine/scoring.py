@@ -21,16 +21,30 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWith
 from forage_runtime.errors import UserError
 from forage_runtime.telemetry.logs import get_logger
 from forage_trainer.data.tensors import split_rows
-from forage_trainer.engine.attention import register_varlen
+from forage_trainer.engine.attention import PREFIX_TREE, register_attentions
 from forage_trainer.engine.engine_state import reshard
 from forage_trainer.engine.head import FusedHead, HeadQuery, find_obstacle, score_logits
-from forage_trainer.engine.layout import Layout
-from forage_trainer.engine.packing import agree, build_probe, draw_rows, measure_packing
+from forage_trainer.engine.layout import Layout, TreeLayout
+from forage_trainer.engine.packing import (
+    Compute,
+    agree,
+    build_probe,
+    build_tree_probe,
+    draw_forked_rows,
+    draw_rows,
+    measure_packing,
+)
 from forage_trainer.weights.checkpoint_tensors import get_base
 
-register_varlen()
+register_attentions()
 
 
+SHARES = "shares_prefixes"
+"""Field of a micro-batch that is set where its rows are a tree."""
+SHARED_SHARE = "shared_share"
+"""Name of an update's metric: the share of its rows' tokens that are not computed, since rows share them."""
+_CHANCE = 0.01
+"""Standard deviations by which outputs may differ between two passes of one input that draw nothing at random."""
 _REFUSALS = (AttributeError, ImportError, KeyError, NotImplementedError, TypeError, ValueError)
 """What transformers and verl raise of a model that they do not support."""
 
@@ -107,17 +121,8 @@ class _Engine(FSDPEngine):  # type: ignore[misc, unused-ignore]
             model.set_attn_implementation(packing if packed else padding)
             return self._compute_places(*build_probe(rows, packed, which))[0 if packed else which].float()
 
-        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-        with self.eval_mode(), torch.no_grad(), torch.random.fork_rng(devices):
-            try:
-                self.module.train()  # an attention that lacks dropout refuses it only then
-                compute(rows[::2], True, 1)
-                self.module.eval()
-                problem = agree(measure_packing(compute, rows), device).find_problem(self._autocast_dtype)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:  # noqa: BLE001 - whatever a model's code does with packed rows, padded ones may do
-                problem = f"it computes no packed rows ({error!r})"
+        with self._probe():
+            problem = self._measure(compute, rows)
             if problem is None:
                 model.set_attn_implementation(packing)
                 return None
@@ -130,6 +135,51 @@ class _Engine(FSDPEngine):  # type: ignore[misc, unused-ignore]
                     f"({error!r}); set model.path to one of another kind"
                 ) from error
         return problem
+
+    def find_tree_problem(self) -> str | None:
+        """Find out why rows must not be computed as a tree of their prefixes; None: they may be."""
+        model, device = get_base(self.module), torch.device(get_device_name())
+        own, padding = model.config._attn_implementation, model.get_correct_attn_implementation(None)
+        rows = draw_forked_rows(model.config, self.engine_config.max_token_len_per_gpu, device)
+
+        def compute(rows: Sequence[torch.Tensor], packed: bool, which: int) -> torch.Tensor:
+            model.set_attn_implementation(PREFIX_TREE if packed else padding)
+            return self._compute_places(*build_tree_probe(rows, packed, which))[0 if packed else which].float()
+
+        try:
+            with self._probe():
+                if problem := self._measure(compute, rows):
+                    return problem
+                self.module.train()
+                one, other = (compute(rows[::2], True, 1) for _ in range(2))
+            is_same = torch.allclose(one, other, rtol=0, atol=_CHANCE * float(one.std()))
+            return None if is_same else "it draws at random in training, for each token of each row"
+        finally:
+            model.set_attn_implementation(own)
+
+    @contextmanager
+    def _probe(self) -> Iterator[None]:
+        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        with self.eval_mode(), torch.no_grad(), torch.random.fork_rng(devices):
+            yield
+
+    def _measure(self, compute: Compute, rows: Sequence[torch.Tensor]) -> str | None:
+        """Find out why rows must not be packed; None: they may be."""
+        try:
+            self.module.train()  # an attention that lacks dropout refuses it only then
+            compute(rows[::2], True, 1)
+            self.module.eval()
+            differences = agree(measure_packing(compute, rows), torch.device(get_device_name()))
+            return differences.find_problem(self._autocast_dtype)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a model's code does with packed rows, padded ones may do
+            return f"it computes no packed rows ({error!r})"
+
+    def _lay_out(self, micro_batch: TensorDict) -> Layout:
+        if tu.get_non_tensor_data(micro_batch, SHARES, False):
+            return TreeLayout.of_tree(micro_batch)
+        return Layout.of(micro_batch, self.use_remove_padding)
 
     def _compute_places(self, inputs: dict[str, Any], places: torch.Tensor) -> torch.Tensor:
         """Compute outputs of the tokens in the given columns, (rows, places, width)."""
@@ -195,12 +245,13 @@ class ScoringEngine(_Engine, FSDPEngineWithLMHead):  # type: ignore[misc, unused
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
         """Ask for the needed tokens only."""
-        layout = Layout.of(micro_batch, self.use_remove_padding)
+        layout = self._lay_out(micro_batch)
         kept, chosen = layout.choose()
-        temperature = micro_batch["temperature"]
+        temperature, labels = micro_batch["temperature"], torch.cat(list(split_rows(micro_batch["responses"])))
+        is_each = isinstance(temperature, torch.Tensor)
         question = HeadQuery(
-            labels=torch.cat(list(split_rows(micro_batch["responses"]))),
-            temperature=temperature[layout.rows] if isinstance(temperature, torch.Tensor) else float(temperature),
+            labels=layout.ask(labels),
+            temperature=layout.ask(temperature[layout.rows]) if is_each else float(temperature),
             chosen=chosen,
             entropy=tu.get_non_tensor_data(micro_batch, "calculate_entropy", False),
             entropy_gradient=tu.get_non_tensor_data(micro_batch, "entropy_gradient", True),
@@ -240,7 +291,7 @@ class ValueEngine(_Engine, FSDPEngineWithValueHead):  # type: ignore[misc, unuse
         return values
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
-        layout = Layout.of(micro_batch, self.use_remove_padding)
+        layout = self._lay_out(micro_batch)
         return layout.build_inputs(micro_batch["input_ids"]), {"layout": layout}
 
     def prepare_model_outputs(
@@ -252,4 +303,4 @@ class ValueEngine(_Engine, FSDPEngineWithValueHead):  # type: ignore[misc, unuse
     ) -> dict[str, torch.Tensor]:
         """Compute `values`, packed, as long as the rows; entry i is the value after token i."""
         layout, values = output_args["layout"], output.logits.squeeze(-1)
-        return {"values": layout.finish(values.squeeze(0) if layout.packed else layout.pack(values))}
+        return {"values": layout.finish(layout.collect(values))}

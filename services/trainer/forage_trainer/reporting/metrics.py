@@ -61,6 +61,7 @@ _GAUGES = {
         "grad_norm": "Norm of the gradient before clipping",
         "lr": "Learning rate of the policy's optimizer",
         "tokens_per_s": "Tokens trained on per second",
+        "shared_share": "Share of the last step's tokens that its update did not compute, since samples share them",
     }.items()
 }
 _SECONDS = Gauge("forage_trainer_phase_seconds", "Seconds of each phase of the last step", ["phase"])
