@@ -1,6 +1,6 @@
 """One of several trainer processes (torchrun), or the only one: every call of a step, with its results.
 
-`python -m torch.distributed.run … spmd_process.py MODEL OUT.safetensors [key.key=value …]`
+`python -m torch.distributed.run … spmd_process.py MODEL OUT.safetensors [shared] [key.key=value …]`
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from arrived_groups import arrive
 from safetensors.torch import save_file
-from trainer_parts import build_trajectory
+from trainer_parts import PROMPT_TOKENS, build_trajectory
 
 from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
 from forage_runtime.settings import Settings, load_settings
@@ -40,11 +40,17 @@ def build_settings(model: Path, *more: str) -> Settings:
     return load_settings(None, [f"model.path={model}", f"run.dir={model.parent / 'runs'}", *OPTIONS, *more], {})
 
 
-def build_rows(settings: Settings, folder: ColumnFolder | None = None) -> StepTensors:
+SHARED = "shared"
+"""Argument of the process: rows of a group begin with the same tokens."""
+_SHARED_TOKENS = PROMPT_TOKENS + 2
+
+
+def build_rows(settings: Settings, folder: ColumnFolder | None = None, shared: bool = False) -> StepTensors:
     """Two groups, of four rows and of three: of 2 processes, one runs out of rows.
 
     Args:
         folder: where their columns are, as those of groups that have arrived; None: in memory.
+        shared: whether rows of a group have the same prompt and begin alike.
     """
     groups = [
         TrajectoryGroup(
@@ -57,6 +63,9 @@ def build_rows(settings: Settings, folder: ColumnFolder | None = None) -> StepTe
         )
         for position, (uid, count) in enumerate((("a", 4), ("b", 3)))
     ]
+    for group in groups if shared else []:
+        for row in group.trajectories:
+            row.token_ids[:_SHARED_TOKENS] = group.trajectories[0].token_ids[:_SHARED_TOKENS]
     algorithm = settings.trainer.algorithm
     arrived = [arrive(group, folder) for group in groups]
     batch = build_step_tensors(select_trajectories(arrived, algorithm), 0, 1, 0, algorithm)
@@ -80,9 +89,9 @@ def record_gradients(engine: Any, prefix: str) -> dict[str, torch.Tensor]:
     return gradients
 
 
-def run(worker: PolicyWorker, settings: Settings, state: Path) -> dict[str, torch.Tensor]:
+def run(worker: PolicyWorker, settings: Settings, state: Path, shared: bool) -> dict[str, torch.Tensor]:
     """Call every method of a worker that the loop calls."""
-    batch = build_rows(settings, worker.columns)
+    batch = build_rows(settings, worker.columns, shared)
     old, reference = worker.log_probs(batch), worker.reference_log_probs(batch)
     assert reference is not None
     values = worker.values(batch)
@@ -113,11 +122,12 @@ def run(worker: PolicyWorker, settings: Settings, state: Path) -> dict[str, torc
     single = worker.update(batch, advantages, reference, None, 2)
     assert single.entropies is not None
     results["seen"], results["seen_entropies"] = single.log_probs, single.entropies
+    assert (single.shared_share > 0) == shared, "rows of a process that begin alike are computed so"
     return results | {f"weights.{name}": tensor for name, tensor in worker.weights(torch.float32).items()}
 
 
 def main(model: Path, out: Path, *more: str) -> None:
-    settings = build_settings(model, *more)
+    settings = build_settings(model, *(one for one in more if one != SHARED))
     worker = PolicyWorker(settings)
     actor = record_gradients(worker._actor.engine, "actor")
     critic = record_gradients(worker._critic.worker.engine, "critic")  # type: ignore[union-attr]
@@ -125,7 +135,7 @@ def main(model: Path, out: Path, *more: str) -> None:
         follow(worker)
         return
     try:
-        results = run(worker, settings, out.with_suffix(".state"))
+        results = run(worker, settings, out.with_suffix(".state"), SHARED in more)
     finally:
         worker.close()
     everything = results | actor | critic

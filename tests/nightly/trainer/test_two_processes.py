@@ -19,14 +19,15 @@ LAUNCH = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr
 
 
 @pytest.mark.parametrize(
-    "way", [[], ["trainer.engine.use_remove_padding=true", "trainer.engine.use_fused_kernels=true"]]
+    "way",
+    [[], [spmd_process.SHARED], ["trainer.engine.use_remove_padding=true", "trainer.engine.use_fused_kernels=true"]],
 )
 def test_a_step_of_two_processes_equals_that_of_one(
     tmp_path: Path, free_address: Callable[[], str], repository: Path, way: list[str]
 ) -> None:
     """Groups of four and three rows, so that one process lacks a row; every gradient, metric and weight.
 
-    The two pack rows and never see all logits, or neither, as one does.
+    The two pack rows and never see all logits, or neither, as one does; or each shared token is computed once.
     """
     model, (one, two) = write_model(tmp_path / "model"), (tmp_path / f"{n}.safetensors" for n in ("one", "two"))
     port = free_address().rpartition(":")[2]
@@ -39,7 +40,7 @@ def test_a_step_of_two_processes_equals_that_of_one(
     path = {"PYTHONPATH": os.pathsep.join([str(repository / "tests/support"), os.environ.get("PYTHONPATH", "")])}
     ended = subprocess.run(command, env=os.environ | quiet | path, capture_output=True, text=True, timeout=500)
     assert ended.returncode == 0, ended.stderr[-3000:]
-    spmd_process.main(model, one, critic)
+    spmd_process.main(model, one, critic, *(one for one in way if one == spmd_process.SHARED))
     expected, result = load_file(one), load_file(two)
     assert result.keys() == expected.keys()
     assert sum(bool(tensor.any()) for tensor in expected.values()) > 0.9 * len(expected)
