@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from random_model import build_random_model, write_random_model, write_value_mod
 from trainer_parts import VOCABULARY, build_trajectory
 
 from forage_proto.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
-from forage_runtime.settings import Settings
+from forage_runtime.settings import Settings, load_settings
+from forage_trainer.algorithms.estimators.grpo import grpo_outcome
 from forage_trainer.data.tensors import StepTensors, build_step_tensors, select_trajectories
 from forage_trainer.engine import cpu_engine
 from forage_trainer.engine.policy_worker import PolicyWorker
@@ -162,3 +164,36 @@ def test_where_nothing_is_shared_rows_are_cut_as_ever(tmp_path: Path) -> None:
     worker, batch = PolicyWorker(settings), spmd_process.build_rows(settings)
     result = worker.update(batch, batch.mask, worker.reference_log_probs(batch), None, 2)
     assert result.shared_share == 0
+
+
+def test_an_update_of_the_demo_is_that_of_rows(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its recipe and policy, with the advantages of GRPO.
+
+    Rows in micro-batches of other sizes differ as much: a gradient in which samples cancel out keeps fewer digits.
+    """
+    policy = f"model.path={repository / 'models/tiny-policy'}"
+    settings = load_settings(repository / "configs/demo.yaml", [policy, f"run.dir={tmp_path}"], environ={})
+    algorithm, found = settings.trainer.algorithm, []
+    groups = [
+        TrajectoryGroup(group_uid=uid, position=position, trajectories=share_tokens(build_group(uid)))
+        for position, uid in enumerate("abcd")
+    ]
+    batch = build_step_tensors(select_trajectories(list(map(arrive, groups)), algorithm), 0, 1, 0, algorithm)
+    assert batch is not None
+    advantages = grpo_outcome(batch.token_rewards, batch.mask, batch.uids)
+    for most in (cpu_engine._MOST_LEFT, 0):
+        monkeypatch.setattr(cpu_engine, "_MOST_LEFT", most)
+        worker = PolicyWorker(settings)
+        gradients = spmd_process.record_gradients(worker._actor.engine, "actor")
+        result = worker.update(batch, advantages, worker.reference_log_probs(batch), None, 16)
+        assert (result.shared_share > 0) == (most > 0)
+        assert len(gradients) > 40
+        assert result.grad_norm > 1
+        found.append(gradients | {"log_probs": result.log_probs})
+    off = {name: float((value - found[0][name]).norm()) for name, value in found[1].items()}
+    norms = {name: float(value.norm()) for name, value in found[1].items()}
+    assert off.pop("log_probs") < 1e-5 * norms.pop("log_probs")
+    assert math.hypot(*off.values()) < 1e-5 * math.hypot(*norms.values())
+    assert all(difference < 2e-4 * norms[name] for name, difference in off.items())

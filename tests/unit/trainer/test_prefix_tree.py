@@ -9,13 +9,15 @@ from itertools import accumulate
 import numpy as np
 import pytest
 import torch
+from random_model import build_random_model
 from trees import draw_tree
 
 from forage_trainer.data.prefix_tree import Ids, build_tree, count_tokens, cut_trees
 from forage_trainer.data.tensors import make_jagged
-from forage_trainer.engine.attention import TreeAttention, attend_along_tree
+from forage_trainer.engine.attention import PREFIX_TREE, TreeAttention, attend_along_tree, register_attentions
 from forage_trainer.engine.layout import TreeLayout
 
+register_attentions()
 SEEDS = range(60)
 HEADS, GROUPS, WIDTH = 4, 2, 8
 NUMBERS = {"no shared token": [[1, 2], [2, 2], [3]], "one row": [[5, 6, 7]], "equal rows": [[4, 4]] * 3}
@@ -180,3 +182,27 @@ def test_every_row_gets_what_was_computed_for_its_token_and_the_next(seed: int, 
     assert [names[int(value) - 1] if value else None for value in spread.tolist()] == expected
     (gradient,) = torch.autograd.grad(spread.sum(), numbered)
     assert gradient.tolist() == [expected.count(name) for name in names]
+
+
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_model_computes_the_same_of_a_tree_as_of_each_row_alone(window: int | None, seed: int) -> None:
+    """In fp64, by a model without parts that stay in fp32: outputs of every token, gradients of all parameters."""
+    rows = [torch.from_numpy(row) for row in draw(seed)]
+    sizes = {"num_key_value_heads": 1, "sliding_window": window, "residual_dropout": 0.0, "embedding_dropout": 0.0}
+    model = build_random_model("starcoder2", seed, vocab_size=5, **sizes).double()
+    parts = {"prompts": make_jagged([row[:1] for row in rows]), "responses": make_jagged([row[1:] for row in rows])}
+    layout, ids = TreeLayout.of_tree(parts), make_jagged(rows)
+
+    def compute(whole: bool) -> list[torch.Tensor]:
+        model.set_attn_implementation("sdpa" if whole else PREFIX_TREE)
+        if whole:
+            logits = torch.cat([model(input_ids=row[None], use_cache=False).logits[0] for row in rows])
+        else:
+            logits = layout.collect(model(**layout.build_inputs(ids), use_cache=False).logits)
+        weights = torch.randn(logits.shape, dtype=torch.double, generator=torch.Generator().manual_seed(seed))
+        loss = (logits.log_softmax(-1) * weights).sum()
+        return [logits, *torch.autograd.grad(loss, [one for one in model.parameters() if one.requires_grad])]
+
+    for one, other in zip(compute(False), compute(True), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
