@@ -39,22 +39,20 @@ _FIRST_ID = 3
 
 @dataclass(frozen=True)
 class Case:
-    """Groups of samples: tokens of the prompt, of what all samples share behind it, and of the rest."""
+    """Groups of samples: tokens of the prompt, and of a response on average."""
 
     samples: int
     prompt: int
-    observed: int
-    rest: int
+    response: int
     prompts: int = 1
     """Prompts of a group: as many as samples, and nothing is shared."""
 
 
 CASES = {
-    "n=4": Case(4, 160, 0, 237),
-    "n=8": Case(8, 160, 0, 237),
-    "long prompt": Case(8, 1500, 0, 200),
-    "two observations": Case(8, 200, 1800, 2000),
-    "nothing shared": Case(4, 160, 0, 237, prompts=4),
+    "n=4": Case(4, 160, 237),
+    "n=8": Case(8, 160, 237),
+    "long prompt": Case(8, 1500, 200),
+    "nothing shared": Case(4, 160, 237, prompts=4),
 }
 
 
@@ -66,23 +64,22 @@ def build_batch(case: Case, groups: int, vocabulary: int, settings: Settings) ->
 
     made = []
     for position in range(groups):
-        begins = [draw(case.prompt + case.observed) for _ in range(case.prompts)]
+        begins = [draw(case.prompt) for _ in range(case.prompts)]
         rows = []
         for sample in range(case.samples):
-            rest = round(case.rest * (1 + chance.uniform(-SPREAD, SPREAD)))
-            mask = [0] * case.observed + [1] * rest
+            tokens = round(case.response * (1 + chance.uniform(-SPREAD, SPREAD)))
             rows.append(
                 Trajectory(
                     id=f"{position}/{sample}",
                     group_uid=str(position),
                     sample=sample,
                     data_source="made",
-                    token_ids=begins[sample % case.prompts] + draw(rest),
+                    token_ids=begins[sample % case.prompts] + draw(tokens),
                     prompt_length=case.prompt,
-                    loss_mask=mask,
-                    turn_ids=[1 if own else -1 for own in mask],
-                    logprobs=[-9.0 if own else 0.0 for own in mask],
-                    segments=[PolicySegment(version=0, epoch=1, begin=0, end=len(mask))],
+                    loss_mask=[1] * tokens,
+                    turn_ids=[1] * tokens,
+                    logprobs=[-9.0] * tokens,
+                    segments=[PolicySegment(version=0, epoch=1, begin=0, end=tokens)],
                     score=Score(status=Status.STATUS_OK, total=float(sample % 2)),
                     status=Status.STATUS_OK,
                     finished=True,
