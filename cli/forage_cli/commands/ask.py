@@ -42,10 +42,13 @@ def ask(
     """
     from forage_cli.local import serving
     from forage_records.sampling import build_ask_prompt
+    from forage_weights.folders import find_newest
 
     console = TextConsole()
     settings = load_run_settings(config, None, base_port, "ask")
-    with serving.ensure_services(settings, console, model=model or find_latest_policy(settings.run.dir)) as settings:
+    with serving.ensure_services(
+        settings, console, model=model or find_newest(settings.run.dir / "latest")
+    ) as settings:
         prompt = build_ask_prompt(settings, question, temperature, environment)
         succeeded = asyncio.run(_print_events(settings, prompt, question, console))
     raise typer.Exit(0 if succeeded else 1)
@@ -71,12 +74,3 @@ async def _print_events(settings: Settings, prompt: Prompt, question: str, conso
                     reason = f"{name_value(Status, trajectory.status, whole=True)}: {trajectory.status_detail}"
                     console.print(reason, style="yellow", highlight=False)
     return succeeded
-
-
-def find_latest_policy(runs: Path) -> Path | None:
-    """Return the folder of the latest run's newest policy, which may hold a delta; None without one."""
-    from forage_weights.folders import DESCRIPTION
-
-    folders = (runs / "latest" / "policies").glob("v*")
-    complete = [folder for folder in folders if any((folder / name).is_file() for name in ("config.json", DESCRIPTION))]
-    return max(complete, key=lambda folder: folder.stat().st_mtime, default=None)
