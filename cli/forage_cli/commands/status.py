@@ -56,7 +56,7 @@ def status(
     table = make_table("service", "state", "process", "address", left=4)
     for program, one in found.items():
         main = next((process for process in one.processes if process.is_main), None)
-        state = Text(one.state, style="green" if one.state == "ready" and not one.stopped else "yellow")
+        state = Text(one.state, style="green" if one.state in ("ready", "done") and not one.stopped else "yellow")
         pid = f"{main.pid}{' stopped' if main.is_stopped else ''}" if main is not None else ""
         table.add_row(program, state, pid, urls[program])
     console.print(table)
