@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 def ask(
     question: Annotated[str, typer.Argument(help='For instance "What is the capital of Mongolia?"')],
-    model: Annotated[
-        Path | None, typer.Option(help="Model folder to serve, if no services are running.", show_default=False)
-    ] = None,
+    model: Annotated[Path | None, typer.Option(help="Model folder to start services for.", show_default=False)] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 = greedy.")] = 0.0,
     environment: Annotated[
         str, typer.Option(help="A built-in environment; single_turn answers without searches.", show_default=False)
@@ -46,9 +44,8 @@ def ask(
 
     console = TextConsole()
     settings = load_run_settings(config, None, base_port, "ask")
-    with serving.ensure_services(
-        settings, console, model=model or find_newest(settings.run.dir / "latest")
-    ) as settings:
+    newest = find_newest(settings.run.dir / "latest")
+    with serving.ensure_services(settings, console, model=model, default=newest) as settings:
         prompt = build_ask_prompt(settings, question, temperature, environment)
         succeeded = asyncio.run(_print_events(settings, prompt, question, console))
     raise typer.Exit(0 if succeeded else 1)

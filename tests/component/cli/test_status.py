@@ -22,6 +22,7 @@ from forage_cli.local.family import RunProcess, fetch_stacks, list_processes
 from forage_cli.local.inspection import ask_program, inspect_run
 from forage_cli.local.processes import Service
 from forage_cli.local.run_watch import Watch
+from forage_cli.local.running import list_running
 from forage_cli.local.stack import RECORD, STACKS, Program, Stack
 from forage_cli.main import app
 from forage_records.run_folder import STATE
@@ -106,7 +107,9 @@ def limit_answers(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 
 def test_status_shows_notes_and_waits_with_their_end(settings: Settings, start: Callable[[], OneServiceStack]) -> None:
-    pid = start().supervisor.pid(Program.REWARD)
+    stack = start()
+    assert stack.folder.resolve() in {one.folder for one in list_running()}
+    pid = stack.supervisor.pid(Program.REWARD)
     output, code = run_status(settings)
     assert code == 1, "the other services do not run"
     (row,) = (line.split() for line in output.splitlines() if line.startswith(" reward"))
