@@ -19,7 +19,7 @@ GAE = "trainer.algorithm.adv_estimator=gae"
 
 BROKEN = {
     "settings": {
-        "trainer.max_stalenes=1": "unknown setting 'trainer.max_stalenes': did you mean 'max_staleness'?",
+        "trainer.max_stalenes=1": "unknown setting 'trainer.max_stalenes': did you mean 'trainer.max_staleness'?",
         "rollout.temperature=-1": "setting 'rollout.temperature' is -1",
         "rollout.top_p=0": "setting 'rollout.top_p' is 0",
         "data.train_batch_size=none": "setting 'data.train_batch_size' is 'none'",

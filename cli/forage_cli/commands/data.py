@@ -154,7 +154,14 @@ def coverage(
     import asyncio
     import json
 
-    from forage_cli.datasets.coverage import ALL, ask_retriever, build_table, find_answers, summarize
+    from forage_cli.datasets.coverage import (
+        ALL,
+        ask_retriever,
+        build_table,
+        find_answers,
+        list_question_files,
+        summarize,
+    )
     from forage_cli.local.home import load_recipe
     from forage_cli.terminal.progress import show_progress
     from forage_records.questions import read_questions
@@ -163,7 +170,7 @@ def coverage(
 
     settings = load_recipe(config, overrides or [])
     console, depth = TextConsole(), topk or settings.retriever.topk
-    files = questions or list(dict.fromkeys([*settings.data.train_paths, *settings.data.val_files]))
+    files = questions or list_question_files(settings)
     if not files:
         raise DataError("there is no file of questions: name one by data.train_files, data.val_files or --questions")
     rows = read_questions(files).rows
