@@ -92,6 +92,8 @@ class Reader:
     """Programs that serve, with their command lines; None: `forage up` for all who ask."""
     seen: dict[str, str] = field(default_factory=dict)
     """Command lines that were run, and where."""
+    unmade: set[str] = field(default_factory=set)
+    """Files that lines would have written that were left out."""
     variables: dict[str, str] = field(default_factory=dict)
     """Those that the lines of a page assign."""
 
@@ -127,6 +129,7 @@ class Reader:
         """Remove what the page before left: files that it named, variables, the folder that it changed to."""
         self.state.unlink(missing_ok=True)
         self.variables.clear()
+        self.unmade.clear()
         if self.forage is None:
             kept = [word for name in KEPT for word in ("--exclude", f"/{name}")]
             subprocess.run(["git", "clean", "-dfq", *kept], cwd=self.folder, check=True)
@@ -147,6 +150,11 @@ class Reader:
             reason = f"{kind} (--light)"
         if not reason and text in self.seen and "my.yaml" not in text:
             reason = f"as {self.seen[text]}"
+        unmade = [path for path in self.unmade & set(text.split()) if not (self.folder / path).exists()]
+        if not reason and unmade and not self.dry:
+            reason = f"needs {unmade[0]} of a line that was left out"
+        if reason:
+            self.unmade |= set(list_outputs(text))
         if reason or self.dry:
             yield Result(page, command.line, text, "left" if reason else "run", last=reason or kind)
             return

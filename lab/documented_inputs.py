@@ -29,6 +29,7 @@ trainer:
   actor: {ppo_mini_batch_size: 4}
 """
 _VERL = "data: {train_batch_size: 256, max_response_length: 1024}\nalgorithm: {adv_estimator: grpo}\n"
+_SCRIPT = "python3 -m verl.trainer.main_ppo data.train_batch_size=256 algorithm.adv_estimator=grpo\n"
 _CONTEXT = 32_768
 _PASSAGES = [
     {"id": str(n), "contents": f'"Place {n}"\nPlace {n} is a town.', "lang": "en", "year": 2000 + n} for n in range(64)
@@ -54,8 +55,9 @@ def _write_recipe(target: Path, page: Path, run: Run) -> None:
 
 
 def _write_script(target: Path, page: Path, run: Run) -> None:
-    """The script of verl that the page shows."""
-    target.write_text(next(block.text for block in read_blocks(page) if "main_ppo" in block.text), encoding="utf-8")
+    """The script of verl that the page shows, or one of ours."""
+    shown = (block.text for block in read_blocks(page) if "main_ppo" in block.text)
+    target.write_text(next(shown, _SCRIPT), encoding="utf-8")
 
 
 def _write_lines(target: Path, rows: Sequence[object]) -> None:

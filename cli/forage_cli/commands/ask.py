@@ -41,8 +41,9 @@ def ask(
       forage ask "What is the capital of Mongolia?"
     """
     from forage_cli.local import serving
-    from forage_records.sampling import build_ask_prompt
+    from forage_records.sampling import build_ask_prompt, check_question
 
+    check_question(question)  # before services are started for it
     console = TextConsole()
     settings = load_run_settings(config, None, base_port, "ask")
     with serving.ensure_services(settings, console, model=model or find_latest_policy(settings.run.dir)) as settings:

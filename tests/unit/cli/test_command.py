@@ -58,6 +58,7 @@ def test_config_show_explains_every_setting(run_forage: RunForage) -> None:
         (["config", "check", "trainer.totl=1"], "unknown setting 'trainer.totl'"),
         (["config", "show", "-c", "none.yaml"], "none.yaml cannot be read"),
         (["config", "explain", "trainer.max_stale"], "'trainer.max_stale': did you mean 'trainer.max_staleness'?"),
+        (["ask", "  "], "the question is empty: write one"),
         (["demo", "rollout.nn=1"], "unknown setting 'rollout.nn': did you mean 'rollout.n'?"),
         (["demo", "--resume"], "there is no run to resume"),
         (["trajectories", "nothing"], "nothing is not a run"),

@@ -61,8 +61,8 @@ def find_served(folder: UPath, own: Settings) -> tuple[Settings, list[str]]:
 
 async def answer(settings: Settings, request: AskRequest) -> AsyncIterator[AskEvent]:
     """Ask, and yield turns and observations as they come; a failure is the last event."""
-    prompt = build_ask_prompt(settings, request.question, request.temperature, request.environment)
     try:
+        prompt = build_ask_prompt(settings, request.question, request.temperature, request.environment)
         status = await _read_rollout(settings)
         version = status.serving.version if status.HasField("serving") else None
         async with RolloutClient(settings) as rollout, aclosing(rollout.stream(prompt)) as events:
