@@ -40,6 +40,8 @@ _PUBLIC = [{"id": f"q_{n}", "question": f"where is place {n}", "golden_answers":
 
 def bring(text: str, folder: Path, page: Path, run: Run) -> None:
     """Make what a command line reads and does not write, unless it is there."""
+    if re.search(r"(-c|--config) configs/", text) and not (folder / "data/world").is_dir():
+        run("forage data world")  # the data of our recipes
     for name, make in INPUTS:
         for found in re.finditer(rf"(?<![\w/.-])(?<!-o )(?<!--out )(?<!> )({name})(?![\w-])", text):
             target = folder / found[1]

@@ -73,7 +73,7 @@ def start_engine(policies: Sequence[EvaluatedPolicy], settings: Settings, consol
         allowed = (*settings.security.allowed_addresses, *folders)
         security = settings.security.model_copy(update={"allowed_addresses": allowed})
         settings = settings.model_copy(update={"rollout": rollout, "security": security})
-    with serving.ensure_services(settings, console, SERVING, first.folder) as settings:
+    with serving.ensure_services(settings, console, SERVING, first.folder, "evaluating") as settings:
         yield settings
 
 

@@ -154,13 +154,18 @@ def _wait(
 
 @contextmanager
 def ensure_services(
-    settings: Settings, console: Console, programs: Sequence[Program] = SERVING, model: Path | None = None
+    settings: Settings,
+    console: Console,
+    programs: Sequence[Program] = SERVING,
+    model: Path | None = None,
+    activity: str = "serving",
 ) -> Iterator[Settings]:
     """Use running services, else start them and stop them when the block ends; yields their settings.
 
     Args:
         programs: services that the block needs; they count as running if the last one does.
         model: policy to serve if services are started; None = model.path.
+        activity: as `Stack.activity`.
 
     Raises:
         UserError: a check before the start failed, or the policy of a run is not signed as it must be.
@@ -187,6 +192,7 @@ def ensure_services(
         if is_whole
         else build_stack(harden(settings), programs, console)
     )
+    stack.activity = activity
     with interrupt_on_signals():
         try:
             start_stack(stack, console, policy if is_whole else None)

@@ -9,8 +9,9 @@ from contextlib import aclosing
 from upath import UPath
 
 from forage_console.details.trajectory import describe_turn, judge
-from forage_console.live.run_services import describe_end, is_alive, load_run_settings, open_streams
+from forage_console.live.run_services import describe_end, load_run_settings, open_streams
 from forage_console.models.services import AskEvent, AskRequest, AskStatus
+from forage_console.reading.files import is_alive
 from forage_proto.v1.rollout_pb2 import GetStatusResponse, RunStreamResponse
 from forage_proto.v1.trajectory_pb2 import ActionKind, Status, Trajectory
 from forage_records.sampling import build_ask_prompt
