@@ -70,8 +70,8 @@ class Result:
 
     def __str__(self) -> str:
         code = "" if self.code is None else str(self.code)
-        text = " ".join(self.text.split())
-        return f"{self.outcome:<6} {code:>3} {self.seconds:7.1f} s  {self.page}:{self.line}  {text}\n{'':22}{self.last:.300}"
+        place, text = f"{self.page}:{self.line}", " ".join(self.text.split())
+        return f"{self.outcome:<6} {code:>3} {self.seconds:7.1f} s  {place}  {text}\n{'':22}{self.last:.300}"
 
 
 @dataclass
