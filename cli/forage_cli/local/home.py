@@ -131,8 +131,8 @@ def install(services: Sequence[str] = (), device: str = "") -> None:
 def load_recipe(config: Path | None, overrides: Iterable[str]) -> Settings:
     """Load settings of a file, which may be one of Forage's own recipes, from any folder.
 
-    `model.path` may be a model of Forage's own, and code of a recipe, `FILE.py:NAME`, one of its examples: what is in the
-    working directory goes first.
+    `model.path` may be a model of Forage's own, and the code of a recipe, `FILE.py:NAME`, an example of its own: what
+    is in the working directory goes first.
 
     Raises:
         UserError: as `load_settings`.
