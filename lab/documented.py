@@ -118,6 +118,8 @@ class Reader:
             target = self.folder / block.title
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(block.text, encoding="utf-8")
+            if not self.dry:
+                bring(block.text, self.folder, page, self._run_alone)
         for block in (block for block in blocks if block.language in CHECKS):
             yield self._check(block)
         lines = [line for block in blocks if is_shell(block) for line in read_lines(block)]
@@ -150,7 +152,8 @@ class Reader:
             reason = f"{kind} (--light)"
         if not reason and text in self.seen and "my.yaml" not in text:
             reason = f"as {self.seen[text]}"
-        unmade = [path for path in self.unmade & set(text.split()) if not (self.folder / path).exists()]
+        read = self.unmade & set(text.split()) - set(list_outputs(text))
+        unmade = [path for path in read if not (self.folder / path).exists()]
         if not reason and unmade and not self.dry:
             reason = f"needs {unmade[0]} of a line that was left out"
         if reason:
@@ -159,7 +162,7 @@ class Reader:
             yield Result(page, command.line, text, "left" if reason else "run", last=reason or kind)
             return
         self.seen[text] = f"{page}:{command.line}"
-        bring(text, self.folder, command.page, lambda line: self._call(line, LIMITS_S[Kind.ALONE]))
+        bring(text, self.folder, command.page, self._run_alone)
         if kind is Kind.STARTS or (kind is Kind.SERVES and "-m forage_" not in text):  # those run beside each other
             yield from self.stop()
         elif kind is Kind.ASKS and not self.serving:
@@ -216,6 +219,9 @@ class Reader:
                 stderr=log,
                 start_new_session=True,
             )
+
+    def _run_alone(self, text: str) -> int:
+        return self._call(text, LIMITS_S[Kind.ALONE])
 
     def _call(self, text: str, limit_s: float) -> int:
         process = self._start(text)

@@ -310,9 +310,9 @@ def list_differences(card: Inputs, now: Inputs) -> list[str]:
     for what in sorted(card.own_code.keys() | now.own_code.keys()):
         if card.own_code.get(what) != now.own_code.get(what):
             found.append(f"{what}: other code; --config names the settings with the card's")
-    for name in sorted(card.other_models.keys() | now.other_models.keys()):
-        if card.other_models.get(name) != now.other_models.get(name):
-            found.append(f"{name}: not the card's {_OTHER_MODELS[name]}; --config names the settings with it")
+    for setting in sorted(card.other_models.keys() | now.other_models.keys()):
+        if card.other_models.get(setting) != now.other_models.get(setting):
+            found.append(f"{setting}: not the card's {_OTHER_MODELS[setting]}; --config names the settings with it")
     before, after = _list_values(card), _list_values(now)
     for name in sorted(before.keys() | after.keys()):
         if name not in _ELSEWHERE and before.get(name) != after.get(name):
