@@ -1,10 +1,10 @@
 {{/* Names, labels, images, ports. A `part` is (dict "root" $ "component" "retriever"). */}}
 
-{{/* Short, so that names with KubeRay's suffixes fit into 63 characters. */}}
+{{/* Short: KubeRay takes no RayJob with a name of more than 47 characters, and <fullname>-trainer-<digest> adds 17. */}}
 {{- define "forage.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
-{{- default $full .Values.fullnameOverride | trunc 32 | trimSuffix "-" -}}
+{{- default $full .Values.fullnameOverride | trunc 30 | trimSuffix "-" -}}
 {{- end }}
 
 {{- define "forage.part" -}}

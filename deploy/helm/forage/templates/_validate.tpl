@@ -142,4 +142,5 @@
 {{- if and (eq $values.trainer.mode "none") (eq $values.rollout.mode "none") (eq $values.retriever.data.kind "shared") (not $values.storage.shared.existingClaim) }}
 {{- fail "retriever.data.kind is shared but a release without trainer and rollout creates no shared volume: set storage.shared.existingClaim, or another retriever.data.kind" }}
 {{- end }}
+{{- include "forage.validate.upgrade" . }}
 {{- end }}
