@@ -133,7 +133,8 @@ def test_added_rules_and_dashboards_are_installed_unchanged(tmp_path: Path) -> N
     (chart / "rules/added.yaml").write_text(yaml.safe_dump(group))
     (chart / "dashboards/added.json").write_text('{"title": "{{job}}"}\n')
     command = [str(find_helm("4.3")), "template", "forage", str(chart)]
-    command += ["--set", "monitoring.rules.enabled=true,monitoring.dashboards.enabled=true,monitoring.labels.release=p"]
+    command += ["--api-versions", "monitoring.coreos.com/v1"]
+    command += ["--set", "monitoring.dashboards.enabled=true,monitoring.labels.release=p"]
     ended = subprocess.run(command, capture_output=True, text=True)
     objects = parse_objects(ended.stdout)
     rule, dashboard = (

@@ -49,7 +49,7 @@ class ContainerProcess:
         self.process = subprocess.Popen(
             [replacements.get(word, word) for word in self.container["command"]],
             env={**paths, **environment},
-            cwd=folder,
+            cwd=Path(self._relocate(self.container.get("workingDir", "") + "/", folder)),
             stderr=(folder / "log").open("wb"),
         )
 
@@ -104,7 +104,8 @@ def test_a_container_passes_its_probes_and_exits_on_sigterm(
     component: str, start: Callable[..., ContainerProcess], tmp_path: Path
 ) -> None:
     write_volumes(tmp_path)
-    running = start(component, {"settings": {"retriever": {"mode": "bm25"}}})
+    # A relative path, as recipes have them, begins at the volume.
+    running = start(component, {"settings": {"retriever": {"mode": "bm25"}, "data": {"corpus": "world/corpus.jsonl"}}})
     wait_for_probes(running, tmp_path)
     running.process.send_signal(signal.SIGTERM)
     assert running.process.wait(WAIT_S) == 0

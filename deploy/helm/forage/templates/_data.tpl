@@ -1,5 +1,10 @@
 {{/* The volumes and the init containers that fill them. */}}
 
+{{/* Of containers with the data volume: there the relative paths of a recipe begin, which are those of a checkout. */}}
+{{- define "forage.workingDir" -}}
+workingDir: /data
+{{- end }}
+
 {{- define "forage.shared.claim" -}}
 {{- default (printf "%s-shared" (include "forage.fullname" .)) .Values.storage.shared.existingClaim -}}
 {{- end }}

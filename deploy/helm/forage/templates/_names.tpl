@@ -99,6 +99,11 @@ ports from which Linux takes any free one; transfers of policies use such, and e
 {{- end }}
 {{- end }}
 
+{{/* "true" if the cluster has the Prometheus operator. */}}
+{{- define "forage.monitored" -}}
+{{- if .Capabilities.APIVersions.Has "monitoring.coreos.com/v1" }}true{{ end }}
+{{- end }}
+
 {{/* "true" if the release has a Ray cluster of KubeRay. */}}
 {{- define "forage.usesRay" -}}
 {{- if or (eq .Values.rollout.mode "rayservice") (eq .Values.trainer.mode "rayjob") }}true{{ end }}

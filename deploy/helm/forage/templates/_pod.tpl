@@ -140,6 +140,7 @@ annotations:
 - {name: HOME, value: /tmp}
 - {name: USER, value: forage}   # torch needs a user name, and the images have none for this uid
 - {name: PYTHONUNBUFFERED, value: "1"}
+- {name: PYTHONSAFEPATH, value: "1"}   # no module is imported from the volume, which is the working directory
 - {name: TOKENIZERS_PARALLELISM, value: "false"}
 - {name: HF_HUB_OFFLINE, value: "1"}
 - {name: OMP_WAIT_POLICY, value: PASSIVE}   # spinning idle threads make an update ten times slower

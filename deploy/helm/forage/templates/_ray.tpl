@@ -90,6 +90,7 @@ workerGroupSpecs:
 
 {{- define "forage.ray.container" -}}
 {{- include "forage.container" (dict "root" .root "image" (index .root.Values .component).image) }}
+{{ include "forage.workingDir" . }}
 env:
   {{- include "forage.env" . | nindent 2 }}
   {{- include "forage.ray.env" . | nindent 2 }}

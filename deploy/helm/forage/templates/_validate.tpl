@@ -74,6 +74,12 @@
 {{- end }}
 {{- end }}
 
+{{- range $values.fetch }}
+{{- if contains "CHANGE-ME" .url }}
+{{- fail (printf "fetch has %s: write the address of your own copy in place of CHANGE-ME" .url) }}
+{{- end }}
+{{- end }}
+
 {{- if and $values.redis.enabled (or $values.redis.external.url $values.redis.external.existingSecret) }}
 {{- fail "redis.enabled is true and redis.external is set: set redis.enabled=false to use the external Redis" }}
 {{- end }}

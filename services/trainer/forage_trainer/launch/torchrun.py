@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     except ChildFailedError as error:
         return find_exit_code(error.failures)
     except SignalException as error:
-        return 128 + error.sigval
+        return 128 + int(error.sigval)
     return 0
 
 
@@ -36,7 +36,7 @@ def find_exit_code(failures: Mapping[int, ProcessFailure]) -> int:
     """
     leader = failures.get(0)
     if leader is not None and leader.exitcode not in _ENDED_BY_TORCHRUN:
-        code = leader.exitcode
+        code: int = leader.exitcode
     else:
         code = min(failures.values(), key=lambda failure: failure.timestamp).exitcode
     return code if code > 0 else 128 - code

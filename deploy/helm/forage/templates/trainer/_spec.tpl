@@ -16,6 +16,7 @@ spec:
   containers:
     - name: trainer
       {{- include "forage.container" (dict "root" .root "image" .root.Values.trainer.image) | nindent 6 }}
+      {{- include "forage.workingDir" . | nindent 6 }}
       {{- $processes := int .root.Values.trainer.gpu.count }}
       {{- if gt $processes 1 }}
       # torchrun, with the exit code of rank 0. Its processes have the pod's time to end.
