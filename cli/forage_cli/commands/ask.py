@@ -39,9 +39,10 @@ def ask(
       forage ask "What is the capital of Mongolia?"
     """
     from forage_cli.local import serving
-    from forage_records.sampling import build_ask_prompt
+    from forage_records.sampling import build_ask_prompt, check_question
     from forage_weights.folders import find_newest
 
+    check_question(question)  # before services are started for it
     console = TextConsole()
     settings = load_run_settings(config, None, base_port, "ask")
     newest = find_newest(settings.run.dir / "latest")

@@ -74,7 +74,7 @@ def start_engine(policies: Sequence[EvaluatedPolicy], settings: Settings, consol
         security = settings.security.model_copy(update={"allowed_addresses": allowed})
         settings = settings.model_copy(update={"rollout": rollout, "security": security})
     model = None if first.kind is Kind.RUNNING else first.folder
-    with serving.ensure_services(settings, console, SERVING, model) as settings:
+    with serving.ensure_services(settings, console, SERVING, model, activity="evaluating") as settings:
         yield settings
 
 

@@ -26,6 +26,8 @@ _UNNAMEABLE = re.compile(r"[^\w.@-]")
 _VERSION = re.compile(r"(.+)@(latest|best|\d+)")
 _FORMS = "a model folder, RUN@latest, RUN@best, RUN@<version>, http(s)://…/v1, or 'running'"
 _TEXTS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "**/*.onnx")
+"""The last two are of rerankers."""
 _INCIDENTAL = ("transformers_version", "_name_or_path")
 
 
@@ -146,8 +148,19 @@ def group_by_engine(policies: Sequence[EvaluatedPolicy]) -> list[list[EvaluatedP
 
 def hash_model_folder(folder: Path) -> str:
     """Hash weights, configuration, tokenizer and chat template with SHA-256."""
+    weights = (file for pattern in _WEIGHTS for file in folder.glob(pattern))
+    return _hash_files([*weights, *(folder / name for name in ("config.json", *_TEXTS))])
+
+
+def hash_tokenizer(folder: Path) -> str:
+    """Hash tokenizer and chat template with SHA-256."""
+    return _hash_files(folder / name for name in _TEXTS)
+
+
+def _hash_files(files: Iterable[Path]) -> str:
+    """Hash the files that exist, with their names."""
     whole = hashlib.sha256()
-    for file in sorted([*folder.glob("*.safetensors"), *(folder / name for name in ("config.json", *_TEXTS))]):
+    for file in sorted(files):
         if file.is_file():
             with file.open("rb") as stream:
                 whole.update(file.name.encode() + hashlib.file_digest(stream, "sha256").digest())

@@ -159,6 +159,7 @@ def ensure_services(
     programs: Sequence[Program] = SERVING,
     model: Path | None = None,
     default: Path | None = None,
+    activity: str = "serving",
 ) -> Iterator[Settings]:
     """Use running services, else start them and stop them when the block ends; yields their settings.
 
@@ -166,6 +167,7 @@ def ensure_services(
         programs: services that the block needs; they count as running if the last one does.
         model: policy that was asked for, for which services must be started.
         default: policy to serve if services are started without such a policy; None = model.path.
+        activity: as `Stack.activity`.
 
     Raises:
         UserError: a check before the start failed, the policy of a run is not signed as it must be, or services run and
@@ -198,6 +200,7 @@ def ensure_services(
         if is_whole
         else build_stack(harden(settings), programs, console)
     )
+    stack.activity = activity
     with interrupt_on_signals():
         try:
             start_stack(stack, console, policy if is_whole else None)
