@@ -202,7 +202,9 @@ class Reader:
 
     def _start(self, text: str) -> subprocess.Popen[bytes]:
         """Start a line of shell; its variables and its folder stay for the next one, as in a terminal."""
-        command = text.replace(".venvs/cli/bin/", "") if self.forage is not None else text
+        # `make` would install the environments anew, as their place is part of them, over those of this checkout.
+        command = re.sub(r"\bmake demo\b", ".venvs/cli/bin/forage demo --seed 0", text)
+        command = command.replace(".venvs/cli/bin/", "") if self.forage is not None else command
         state = shlex.quote(str(self.state))
         kept = "export -p | grep -vE '^declare -x (PWD|OLDPWD|SHLVL|_|code)='; printf 'cd %q' \"$PWD\""
         script = f"[ ! -f {state} ] || . {state}\nset -a\n{command}\ncode=$?\n{{ {kept}; }} > {state}\nexit $code"

@@ -81,8 +81,11 @@ initContainers:
   {{- end }}
   {{- if $fetches }}
   - name: fetch
-    {{- $image := ternary $root.Values.fetcher.image (index $root.Values .component).image (ne $root.Values.fetcher.image.repository "") }}
-    {{- include "forage.container" (dict "root" $root "image" $image) | nindent 4 }}
+    {{- if $root.Values.fetcher.image.repository }}
+    {{- include "forage.container" (dict "root" $root "image" $root.Values.fetcher.image) | nindent 4 }}
+    {{- else }}
+    {{- include "forage.container" . | nindent 4 }}
+    {{- end }}
     command: [python, /etc/forage/fetch/fetch.py, /data]
     args:
       {{- range ($fetches | fromJsonArray) }}
@@ -97,8 +100,7 @@ initContainers:
     envFrom:
       - secretRef: {name: {{ . }}}
     {{- end }}
-    resources:
-      {{- toYaml $root.Values.fetcher.resources | nindent 6 }}
+    {{- include "forage.resources" (merge (dict "of" $root.Values.fetcher.resources) .) | nindent 4 }}
     volumeMounts:
       - {name: data, mountPath: /data}
       - {name: tmp, mountPath: /tmp}

@@ -73,22 +73,43 @@ securityContext:
   seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
-{{/* image, pull policy and security of a container: (dict "root" $ "image" .Values.cli.image) */}}
+{{/* image, pull policy and security of a container, as for forage.image */}}
 {{- define "forage.container" -}}
 image: {{ include "forage.image" . }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 {{ include "forage.container.security" . }}
 {{- end }}
 
-{{/* Requests and limits of a part's main container, with its GPUs, which Kubernetes requires in the limits. */}}
+{{/*
+Requests and limits of a part's main container, with its GPUs, which Kubernetes requires in the limits; or (… "of" resources)
+of another one. A retriever's files in memory count towards the container that copies them and the one that serves them.
+*/}}
 {{- define "forage.resources" -}}
 {{- $values := index .root.Values .component -}}
-{{- $resources := deepCopy $values.resources -}}
-{{- if and $values.gpu $values.gpu.count -}}
+{{- $resources := deepCopy (default $values.resources .of) -}}
+{{- if and (not .of) $values.gpu $values.gpu.count -}}
 {{- $_ := set $resources "limits" (merge (dict $values.gpu.resource $values.gpu.count) $resources.limits) -}}
+{{- end -}}
+{{- if eq "memory" (dig "data" "kind" "" $values) -}}
+{{- range $amounts := $resources -}}
+{{- if $amounts.memory -}}
+{{- $_ := set $amounts "memory" (add (include "forage.bytes" $amounts.memory) (include "forage.bytes" $values.data.size)) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 resources:
   {{- toYaml $resources | nindent 2 }}
+{{- end }}
+
+{{/* The replicas of a Deployment; with … "scaled" true those that it has, because leaving them out would set them to 1. */}}
+{{- define "forage.replicas" -}}
+{{- if not .scaled -}}
+replicas: {{ (index .root.Values .component).replicas }}
+{{- else -}}
+{{- with lookup "apps/v1" "Deployment" .root.Release.Namespace (include "forage.part" .) -}}
+replicas: {{ .spec.replicas }}
+{{- end -}}
+{{- end -}}
 {{- end }}
 
 {{/* Spreads the replicas of a part over nodes and zones. */}}
