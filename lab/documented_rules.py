@@ -36,6 +36,7 @@ RULES = {
     ),
     "is not Forage's command, or makes what the repository holds": r"forage_models\.|PYTHONPATH=models|main_ppo",
     "needs Redis and services that its page leaves to the reader": r"-m forage_(rollout|trainer)\b|:18641/",
+    "trains for hours": r"total_training_steps=\d{3,}",
     "follows a log until Ctrl-C": r"\blogs (\w+ )?-f",
     "needs a collector of traces": r"127\.0\.0\.1:4317",
     "needs an index that is replaced": r"ln -sfn|:18610/reload",
@@ -49,7 +50,7 @@ _CHECKOUT = re.compile(r"\bmake\b|\.venvs/|\b(lab|scripts|services|deploy|site)/
 _SERVES = re.compile(
     r"forage (up(?! --train)|serve|console)\b|-m forage_(reward|retriever|rollout|trainer|console)\b|&$"
 )
-_STARTS = re.compile(r"\b(make|forage) demo\b|forage (train|eval|probe --questions|ask|up --train)\b(?! compare)")
+_STARTS = re.compile(r"\b(make|forage) demo\b|forage (train|eval|probe --questions|up --train)\b(?! compare)")
 _ASKS = re.compile(
     r"forage (ask|status|rollout sample)\b|--rerun|coverage .*--search|\bcurl .*(localhost|127\.0\.0\.1)"
 )

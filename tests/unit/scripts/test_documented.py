@@ -85,6 +85,7 @@ def test_what_cannot_be_run_has_a_reason(text: str, reason: str) -> None:
         ("forage eval compare a b", Kind.ALONE),
         ("forage rollout sample data/world/test.parquet", Kind.ASKS),
         ("forage rollout sample --help", Kind.ALONE),
+        ("forage ask 'who?'", Kind.ASKS),
         ("curl localhost:18610/retrieve", Kind.ASKS),
         ("forage data world", Kind.ALONE),
     ],
