@@ -102,6 +102,8 @@ class Reader:
     """Command lines that were run, and where."""
     unmade: set[str] = field(default_factory=set)
     """Files that lines would have written that were left out."""
+    taken: set[int] = field(default_factory=set)
+    """Ports that were listened to before the last program was started."""
     started: int = 0
     """Programs so far."""
     variables: dict[str, str] = field(default_factory=dict)
@@ -169,8 +171,7 @@ class Reader:
             self.variables[assigned[1]] = assigned[2]
         meant = re.sub(r"\$(\w+)", lambda match: self.variables.get(match[1], match[0]), text)
         missing = self._list_missing(meant)
-        has_run = self.dry or (self.folder / "runs/latest").exists()
-        reason = find_reason(meant, missing, has_run, self.forage is not None)
+        reason = find_reason(meant, missing, self._exists, self.forage is not None)
         if not reason and self.light and kind is not Kind.ALONE:
             reason = f"{kind} (--light)"
         if not reason and text in self.seen and "my.yaml" not in text:
@@ -187,13 +188,14 @@ class Reader:
         self.seen[text] = f"{page}:{command.line}"
         bring(text, self.folder, command.page, self._run_alone)
         if kind is Kind.STARTS or (kind is Kind.SERVES and "-m forage_" not in text):  # those run beside each other
-            yield from self.stop()
+            yield from self.stop(keep_beside=True)
         elif kind is Kind.ASKS and not self.serving and "forage ask" not in text:  # which starts what it asks
             process = self._start("forage up --no-console")
             self.serving.append(Serving(None, process, self.log))
             self._wait_until_served("forage up", process)
         began = time.monotonic()
         if kind is Kind.SERVES:
+            self.taken = {port for port in PORTS if is_listened_to(port)}
             process = self._start(text.removesuffix("&").rstrip())
             self.serving.append(Serving(command, process, self.log))
             code = self._wait_until_served(text, process)
@@ -215,13 +217,16 @@ class Reader:
             if unwritten:
                 found.outcome, found.last = "failed", f"has not written {', '.join(unwritten)}"
 
+    def _exists(self, path: str) -> bool:
+        return (self.dry and path == "runs/latest") or (self.folder / path).exists()
+
     def _list_missing(self, text: str) -> list[str]:
         recipe = find_recipe(text)
         if recipe is None:
             return []
         file = (REPOSITORY if recipe.startswith("configs/") else self.folder) / recipe
         with suppress(UserError):  # a file that is not here or cannot be read: the command says so
-            return list_missing(load_settings(file, environ={}), lambda path: (self.folder / path).exists())
+            return list_missing(load_settings(file, environ={}), self._exists)
         return []
 
     def _start(self, text: str) -> subprocess.Popen[bytes]:
@@ -274,13 +279,21 @@ class Reader:
 
     def _is_served(self, text: str) -> bool:
         if "forage up" not in text:
-            return any(map(is_listened_to, PORTS))
+            return any(port not in self.taken and is_listened_to(port) for port in PORTS)
         command = [self.forage or REPOSITORY / ".venvs/cli/bin/forage", "status"]
         return subprocess.run(command, cwd=self.folder, capture_output=True).returncode == 0
 
-    def stop(self, keep_own: bool = False) -> Iterator[Result]:
-        """End the programs that serve as Ctrl-C does; yields those that end otherwise than with 0."""
-        kept = [one for one in self.serving if keep_own and one.command is None]
+    def stop(self, keep_own: bool = False, keep_beside: bool = False) -> Iterator[Result]:
+        """End the programs that serve as Ctrl-C does; yields those that end otherwise than with 0.
+
+        Args:
+            keep_own: keep `forage up` for all who ask; keep_beside: keep what a page starts in the background.
+        """
+        kept = [
+            one
+            for one in self.serving
+            if (one.command is None and keep_own) or (one.command and one.command.text.endswith("&") and keep_beside)
+        ]
         for one in self.serving:
             if one in kept:
                 continue
