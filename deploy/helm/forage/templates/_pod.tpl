@@ -21,9 +21,9 @@ nodeSelector:
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with $place.affinity }}
+{{- with include "forage.affinity" . }}
 affinity:
-  {{- toYaml . | nindent 2 }}
+  {{- . | nindent 2 }}
 {{- end }}
 {{- with (index .root.Values .component).priorityClassName }}
 priorityClassName: {{ . }}
@@ -31,6 +31,26 @@ priorityClassName: {{ . }}
 {{- with $place.runtimeClassName }}
 runtimeClassName: {{ . }}
 {{- end }}
+{{- end }}
+
+{{/*
+A part's affinity. With … "lease" true the scheduler starts none of these pods while another of the release exists, on any
+node: two trainers cannot run, whatever Jobs an upgrade leaves.
+*/}}
+{{- define "forage.affinity" -}}
+{{- $affinity := deepCopy (default (index .root.Values .component) .place).affinity -}}
+{{- if .lease }}
+{{- $term := dict "topologyKey" "kubernetes.io/os" "labelSelector" (dict "matchLabels" (include "forage.lease" . | fromYaml)) }}
+{{- $anti := default dict $affinity.podAntiAffinity }}
+{{- $required := append (default list $anti.requiredDuringSchedulingIgnoredDuringExecution) $term }}
+{{- $_ := set $anti "requiredDuringSchedulingIgnoredDuringExecution" $required }}
+{{- $_ := set $affinity "podAntiAffinity" $anti }}
+{{- end }}
+{{- with $affinity }}{{ toYaml . }}{{ end }}
+{{- end }}
+
+{{- define "forage.lease" -}}
+forage/lease: {{ include "forage.part" . }}
 {{- end }}
 
 {{- define "forage.pod.security" -}}
@@ -53,22 +73,43 @@ securityContext:
   seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
-{{/* image, pull policy and security of a container: (dict "root" $ "image" .Values.cli.image) */}}
+{{/* image, pull policy and security of a container, as for forage.image */}}
 {{- define "forage.container" -}}
 image: {{ include "forage.image" . }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 {{ include "forage.container.security" . }}
 {{- end }}
 
-{{/* Requests and limits of a part's main container, with its GPUs, which Kubernetes requires in the limits. */}}
+{{/*
+Requests and limits of a part's main container, with its GPUs, which Kubernetes requires in the limits; or (… "of" resources)
+of another one. A retriever's files in memory count towards the container that copies them and the one that serves them.
+*/}}
 {{- define "forage.resources" -}}
 {{- $values := index .root.Values .component -}}
-{{- $resources := deepCopy $values.resources -}}
-{{- if and $values.gpu $values.gpu.count -}}
+{{- $resources := deepCopy (default $values.resources .of) -}}
+{{- if and (not .of) $values.gpu $values.gpu.count -}}
 {{- $_ := set $resources "limits" (merge (dict $values.gpu.resource $values.gpu.count) $resources.limits) -}}
+{{- end -}}
+{{- if eq "memory" (dig "data" "kind" "" $values) -}}
+{{- range $amounts := $resources -}}
+{{- if $amounts.memory -}}
+{{- $_ := set $amounts "memory" (add (include "forage.bytes" $amounts.memory) (include "forage.bytes" $values.data.size)) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 resources:
   {{- toYaml $resources | nindent 2 }}
+{{- end }}
+
+{{/* The replicas of a Deployment; with … "scaled" true those that it has, because leaving them out would set them to 1. */}}
+{{- define "forage.replicas" -}}
+{{- if not .scaled -}}
+replicas: {{ (index .root.Values .component).replicas }}
+{{- else -}}
+{{- with lookup "apps/v1" "Deployment" .root.Release.Namespace (include "forage.part" .) -}}
+replicas: {{ .spec.replicas }}
+{{- end -}}
+{{- end -}}
 {{- end }}
 
 {{/* Spreads the replicas of a part over nodes and zones. */}}
@@ -100,6 +141,9 @@ topologySpreadConstraints:
 {{- end -}}
 labels:
   {{- include "forage.selector" . | nindent 2 }}
+  {{- if .lease }}
+  {{- include "forage.lease" . | nindent 2 }}
+  {{- end }}
 {{- with $annotations }}
 annotations:
   {{- toYaml . | nindent 2 }}
@@ -117,6 +161,7 @@ annotations:
 - {name: HOME, value: /tmp}
 - {name: USER, value: forage}   # torch needs a user name, and the images have none for this uid
 - {name: PYTHONUNBUFFERED, value: "1"}
+- {name: PYTHONSAFEPATH, value: "1"}   # no module is imported from the volume, which is the working directory
 - {name: TOKENIZERS_PARALLELISM, value: "false"}
 - {name: HF_HUB_OFFLINE, value: "1"}
 - {name: OMP_WAIT_POLICY, value: PASSIVE}   # spinning idle threads make an update ten times slower
