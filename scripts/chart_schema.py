@@ -85,6 +85,15 @@ class Component(Scheduling):
     podAnnotations: dict[str, str] = {}
     serviceAccountAnnotations: dict[str, str] = {}
     extraEnv: list[Object] = []
+    labels: dict[str, str] = {}
+    podLabels: dict[str, str] = {}
+    schedulerName: str = ""
+    hostNetwork: bool = False
+    securityContext: Object = {}
+    resourceClaims: list[Object] = []
+    extraVolumes: list[Object] = []
+    extraVolumeMounts: list[Object] = []
+    extraContainers: list[Object] = []
 
 
 class StoppableComponent(Component):
@@ -301,7 +310,9 @@ class NetworkPolicy(Values):
     enabled: bool = True
     clients: dict[Literal["retriever", "reward", "rollout", "redis", "console"], list[Object]] = {}
     metricsFrom: list[Object] = []
+    dns: EgressPeers = EgressPeers()
     objectStore: EgressPeers = EgressPeers()
+    roles: EgressPeers = EgressPeers()
     apiServer: EgressPeers = EgressPeers()
     collector: EgressPeers = EgressPeers()
     extraEgress: dict[

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -18,14 +18,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from google.protobuf.message import DecodeError
 
-from forage_proto.v1.trajectory_pb2 import ActionKind, Role, Score, Status, Trajectory
+from forage_proto.v1.trajectory_pb2 import ActionKind, Role, Score, Status, Trajectory, Turn
 from forage_runtime.errors import DataError
 from forage_runtime.files import durable
+from forage_runtime.files.parquet_rows import END_OF_TURN, TRAJECTORIES
 from forage_runtime.text.enums import name_value
 
 VERSION = "1"
-_VERSION_KEY = b"forage.trajectories"
-_END_OF_TURN_KEY = b"forage.end_of_turn"
 _ROWS = 256
 _BYTES = 8_000_000
 """A group of rows ends after so many rows, or so many bytes in memory: a reader of one row reads a group of them."""
@@ -111,7 +110,7 @@ class TrajectoryWriter:
         self._bytes = 0
         self.statuses: Counter[str] = Counter()
         self._schema = pa.schema([*_SCHEMA, *extra_columns])
-        metadata = {_VERSION_KEY: VERSION.encode(), _END_OF_TURN_KEY: end_of_turn.encode(), **extra_metadata}
+        metadata = {TRAJECTORIES: VERSION.encode(), END_OF_TURN: end_of_turn.encode(), **extra_metadata}
         kept = read_trajectories(file) if keep and file.exists() else iter(())
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -167,7 +166,7 @@ def read_header(file: Path) -> FileHeader:
     """
     with _open(file) as parquet:
         metadata = parquet.schema_arrow.metadata
-        return FileHeader(parquet.metadata.num_rows, metadata.get(_END_OF_TURN_KEY, b"").decode(errors="replace"))
+        return FileHeader(parquet.metadata.num_rows, metadata.get(END_OF_TURN, b"").decode(errors="replace"))
 
 
 def read_ids(file: Path) -> set[str]:
@@ -265,6 +264,11 @@ def read_exact_match(trajectory: Trajectory) -> float | None:
     return judged.total if judged.status == Status.STATUS_OK else None
 
 
+def count_searches(turns: Iterable[Turn]) -> int:
+    """Count the searches that were carried out. One beyond `rollout.max_turns` is valid, and is not carried out."""
+    return sum(turn.executed and turn.action == ActionKind.ACTION_KIND_SEARCH for turn in turns)
+
+
 def explain_failure(status: Status.ValueType, detail: str, score: Score) -> str | None:
     """Explain why a trajectory with this status and score has no reward; None where it has one."""
     if status != Status.STATUS_OK:
@@ -280,7 +284,7 @@ def _open(file: Path) -> pq.ParquetFile:
         parquet = pq.ParquetFile(file if isinstance(file, Path) else file.open("rb"), pre_buffer=True)
     except (pa.ArrowException, OSError, ValueError) as error:  # of a name that is no text, too
         raise DataError(f"{file} cannot be read as Parquet ({_describe(error)}): {remedy}") from None
-    version = (parquet.schema_arrow.metadata or {}).get(_VERSION_KEY, b"").decode(errors="replace")
+    version = (parquet.schema_arrow.metadata or {}).get(TRAJECTORIES, b"").decode(errors="replace")
     if version != VERSION or "trajectory" not in parquet.schema_arrow.names:
         parquet.close()
         problem = (
@@ -325,7 +329,7 @@ def _row(trajectory: Trajectory, end_of_turn: str) -> dict[str, Any]:
         "em": read_exact_match(trajectory),
         "components": [{"name": c.name, "raw": c.raw, "weighted": c.weighted} for c in score.components],
         "turns": len(trajectory.turns),
-        "searches": trajectory.valid_searches,
+        "searches": count_searches(trajectory.turns),
         "finished": trajectory.finished,
         "truncated": trajectory.truncated,
         "response_tokens": len(trajectory.loss_mask),

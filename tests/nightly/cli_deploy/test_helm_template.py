@@ -126,15 +126,28 @@ def test_values_files_have_the_settings_of_their_recipe(name: str, recipe: str, 
 
 
 def test_the_notes_have_the_command_that_plans_the_release(tmp_path: Path) -> None:
-    values = ["-f", str(CHART / "values-gpu-small.yaml"), "--set", "image.registry=r", "--set", "rollout.replicas=2"]
-    command = [str(find_helm(NEWEST_HELM)), "install", "x", str(CHART), "--dry-run=client", *values]
-    notes = subprocess.run(command, capture_output=True, text=True, check=True).stdout.partition("NOTES:")[2]
+    notes = _read_notes(CHART / "values-gpu-small.yaml", "--set", "image.registry=r", "--set", "rollout.replicas=2")
     (line,) = [line.strip() for line in notes.splitlines() if "forage plan" in line]
     config = tmp_path / "settings.yaml"
     config.write_text(read_settings(render("gpu-small")))
     arguments = shlex.split(line.replace("KIND", "H100").replace("settings.yaml", str(config)))[1:]
     planned = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
     assert (planned["trainer"]["gpus"], planned["rollout"]["gpus"], planned["fits"]) == (4, 8, True)
+
+
+def _read_notes(values: Path, *options: str) -> str:
+    command = [str(find_helm(NEWEST_HELM)), "install", "x", str(CHART), "--dry-run=client", "-f", "-", *options]
+    text = values.read_text().replace("CHANGE-ME", "bucket")
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout.partition("NOTES:")[2]
+
+
+def test_without_a_prometheus_operator_the_notes_say_what_is_left_out() -> None:
+    assert "no Prometheus operator" in _read_notes(CHART / "values-gpu-small.yaml")
+    operator = ["--api-versions", "monitoring.coreos.com/v1"]
+    command = [str(find_helm(NEWEST_HELM)), "template", "x", str(CHART)]
+    for options, expected in (([], False), (operator, True)):
+        rendered = subprocess.run([*command, *options], capture_output=True, text=True, check=True).stdout
+        assert ("apiVersion: monitoring.coreos.com" in rendered) is expected
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda file: file.stem)
@@ -158,6 +171,7 @@ def test_every_recipe_is_accepted_as_settings(recipe: Path) -> None:
         ({"retriver": {}}, "retriver"),
         ({"rollout": {"mode": "both"}}, "rollout.mode|rollout/mode"),
         ({"rollout": {"resources": {"limit": {}}}}, "limit"),
+        ({"fetch": [{"url": "s3://CHANGE-ME/x", "path": "x", "for": ["trainer"]}]}, "in place of CHANGE-ME"),
         ({"fetch": [{"url": "s3://bucket/x", "path": "../x", "for": ["trainer"]}]}, "path"),
         ({"settings": {"reward": {"grpc_address": "other:1"}}}, "settings.reward.grpc_address is set"),
         ({"settings": {"redis": {"url": "redis://x/0"}}}, "settings.redis.url is set"),
@@ -235,6 +249,25 @@ def test_invalid_values_are_refused_with_a_clear_message(values: Mapping[str, An
     assert re.search(message if "|" in message else re.escape(message), ended.stderr), ended.stderr
 
 
+@pytest.mark.parametrize(("given", "there"), [
+    ({}, "/app/models/tiny-policy"),
+    ({"path": "models/tiny-countdown"}, "/app/models/tiny-countdown"),
+    ({"path": "models/Qwen2.5-3B"}, "models/Qwen2.5-3B"),
+])  # fmt: skip
+def test_the_models_of_the_images_are_found_and_others_on_the_volume(given: Object, there: str) -> None:
+    objects = render_values({"settings": {"model": given}})
+    assert yaml.safe_load(read_settings(objects))["model"]["path"] == there
+    images = (REPOSITORY / "services/Dockerfile").read_text()
+    assert "WORKDIR /app\n" in images
+    assert images.count("COPY models models\n") == 2
+    for item in objects:
+        for _, pod in list_pods(item):
+            for container in pod["spec"]["containers"]:
+                mounts = {mount["mountPath"] for mount in container.get("volumeMounts", [])}
+                reads = {"/data", "/etc/forage/settings"} <= mounts
+                assert container.get("workingDir") == ("/data" if reads else None), container["name"]
+
+
 def test_the_schema_is_up_to_date_and_has_exactly_the_names_of_the_values() -> None:
     assert chart_schema.SCHEMA.read_text() == chart_schema.render_schema(), "run 'make chart-schema' and commit"
     values = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -275,11 +308,35 @@ def test_a_changed_setting_restarts_the_components_that_read_it() -> None:
     changed = {
         "trainer": ({"trainer": {"actor": {"optim": {"lr": 1e-5}}}}, {"trainer"}),
         "rollout": ({"rollout": {"temperature": 0.7}}, {"rollout", "trainer"}),
-        "reward": ({"reward": {"workers": 2}}, {"reward", "rollout", "trainer"}),
-        "retriever": ({"retriever": {"topk": 5}}, {"retriever", "rollout", "trainer"}),
+        "reward": ({"reward": {"workers": 2}}, {"reward"}),
+        "routes": ({"reward": {"routes": {"mine": {"name": "em"}}}}, {"reward", "rollout", "trainer"}),
+        "retriever": ({"retriever": {"topk": 5}}, {"retriever"}),
         "tracing": ({"tracing": {"enabled": True}}, {"retriever", "reward", "rollout", "trainer"}),
         "console": ({"console": {"trace_url": "https://tempo.example/{trace_id}"}}, set()),
     }
     for settings, restarted in changed.values():
         after = read_checksums(settings)
         assert {name for name in after if after[name] != before[name]} == restarted
+
+
+def test_callers_of_retriever_and_reward_read_no_other_settings_of_theirs() -> None:
+    """Than those whose change restarts the callers: _settings.tpl."""
+    template = (CHART / "templates/_settings.tpl").read_text()
+    for section, variables in {"retriever": r"settings\.retriever|own", "reward": r"settings\.reward"}.items():
+        [names] = re.findall(
+            rf'set \$settings "{section}" \(pick \(default dict \$settings.{section}\) ([^)]+)\)', template
+        )
+        folders = [REPOSITORY / "services/rollout", REPOSITORY / "services/trainer", REPOSITORY / "libs"]
+        files = [
+            file for folder in folders for file in folder.rglob("*.py") if "forage_runtime/settings/" not in str(file)
+        ]
+        client = REPOSITORY / "libs/runtime/forage_runtime/clients/retriever.py"
+        read = {
+            name
+            for file in files
+            for name in re.findall(
+                rf"\b(?:{variables if file == client else variables.partition('|')[0]})\.([a-z_]+)", file.read_text()
+            )
+        }
+        assert read
+        assert read <= set(shlex.split(names)), section

@@ -1,5 +1,10 @@
 {{/* The volumes and the init containers that fill them. */}}
 
+{{/* Of containers with the data volume: there the relative paths of a recipe begin, which are those of a checkout. */}}
+{{- define "forage.workingDir" -}}
+workingDir: /data
+{{- end }}
+
 {{- define "forage.shared.claim" -}}
 {{- default (printf "%s-shared" (include "forage.fullname" .)) .Values.storage.shared.existingClaim -}}
 {{- end }}
@@ -36,12 +41,24 @@
 {{- with $entries }}{{ toJson . }}{{ end }}
 {{- end }}
 
-{{/* Both are idempotent and do not touch complete copies. */}}
+{{/* "true" if a part reads or writes an object store: it fetches, its settings have an address, or it has credentials. */}}
+{{- define "forage.usesObjectStore" -}}
+{{- $values := .root.Values -}}
+{{- $trainer := default dict $values.settings.trainer -}}
+{{- $addresses := list (dig "redis" "payloads_url" "" $values.settings) -}}
+{{- if ne .component "console" }}{{ $addresses = append $addresses (dig "publish" "uri" "" $trainer) }}{{ end -}}
+{{- if eq .component "trainer" }}{{ $addresses = append $addresses (dig "upload_url" "" $trainer) }}{{ end -}}
+{{- $used := or $values.objectStore.existingSecret $values.objectStore.env (join "" $addresses) -}}
+{{- if or (include "forage.fetches" .) (and (has .component (list "rollout" "trainer" "console")) $used) }}true{{ end }}
+{{- end }}
+
+{{/* The first two are idempotent and do not touch complete copies. Sidecars of yours end with the part, a Job's too. */}}
 {{- define "forage.initContainers" -}}
 {{- $root := .root -}}
 {{- $world := and $root.Values.world.enabled (has .component (list "retriever" "trainer")) -}}
 {{- $fetches := include "forage.fetches" . -}}
-{{- if or $world $fetches -}}
+{{- $sidecars := (index $root.Values .component).extraContainers -}}
+{{- if or $world $fetches $sidecars -}}
 initContainers:
   {{- if $world }}
   - name: world
@@ -65,8 +82,11 @@ initContainers:
   {{- end }}
   {{- if $fetches }}
   - name: fetch
-    {{- $image := ternary $root.Values.fetcher.image (index $root.Values .component).image (ne $root.Values.fetcher.image.repository "") }}
-    {{- include "forage.container" (dict "root" $root "image" $image) | nindent 4 }}
+    {{- if $root.Values.fetcher.image.repository }}
+    {{- include "forage.container" (dict "root" $root "image" $root.Values.fetcher.image) | nindent 4 }}
+    {{- else }}
+    {{- include "forage.container" . | nindent 4 }}
+    {{- end }}
     command: [python, /etc/forage/fetch/fetch.py, /data]
     args:
       {{- range ($fetches | fromJsonArray) }}
@@ -81,12 +101,14 @@ initContainers:
     envFrom:
       - secretRef: {name: {{ . }}}
     {{- end }}
-    resources:
-      {{- toYaml $root.Values.fetcher.resources | nindent 6 }}
+    {{- include "forage.resources" (merge (dict "of" $root.Values.fetcher.resources) .) | nindent 4 }}
     volumeMounts:
       - {name: data, mountPath: /data}
       - {name: tmp, mountPath: /tmp}
       - {name: fetch, mountPath: /etc/forage/fetch, readOnly: true}
+  {{- end }}
+  {{- range $sidecars }}
+  {{- mergeOverwrite (dict "restartPolicy" "Always") . | list | toYaml | nindent 2 }}
   {{- end }}
 {{- end }}
 {{- end }}

@@ -69,10 +69,15 @@ data: {train_files: [/data/world/train.parquet], val_files: [/data/world/test.pa
 
 {{/*
 `merge` keeps existing values, including false and 0; its last argument only fills gaps. Helm reads YAML 1.1, in which the
-key `n` of `rollout.n` means false: this restores the name.
+key `n` of `rollout.n` means false: this restores the name. The tiny models are in the images; other relative paths begin at
+the volume.
 */}}
 {{- define "forage.settings" -}}
 {{- $settings := merge (deepCopy .Values.settings) (include "forage.settings.defaults" . | fromYaml) -}}
+{{- $model := dig "model" "path" "models/tiny-policy" $settings }}
+{{- if hasPrefix "models/tiny-" $model }}
+{{- $_ := set $settings "model" (merge (dict "path" (printf "/app/%s" $model)) (default dict $settings.model)) }}
+{{- end }}
 {{- if hasKey (default dict $settings.rollout) "false" }}
 {{- $_ := set $settings.rollout "n" (get $settings.rollout "false") }}
 {{- $_ := unset $settings.rollout "false" }}
@@ -80,7 +85,7 @@ key `n` of `rollout.n` means false: this restores the name.
 {{- mergeOverwrite $settings (include "forage.settings.own" . | fromYaml) | toYaml -}}
 {{- end }}
 
-{{/* A part restarts only when the settings that it reads have changed. Trainer and console read all. */}}
+{{/* A part restarts only when the settings that it reads have changed. Of retriever and reward, callers read these. */}}
 {{- define "forage.settings.checksum" -}}
 {{- $settings := include "forage.settings" .root | fromYaml -}}
 {{- if ne .component "console" }}
@@ -90,7 +95,11 @@ key `n` of `rollout.n` means false: this restores the name.
 {{- $settings = pick $settings "retriever" "data" "tracing" "tls" "security" }}
 {{- else if eq .component "reward" }}
 {{- $settings = pick $settings "reward" "tracing" "tls" "security" }}
-{{- else if eq .component "rollout" }}
+{{- else if ne .component "console" }}
+{{- $_ := set $settings "retriever" (pick (default dict $settings.retriever) "http_address" "grpc_address" "auth_token_file") }}
+{{- $_ := set $settings "reward" (pick (default dict $settings.reward) "grpc_address" "health_address" "auth_token_file" "routes") }}
+{{- end }}
+{{- if eq .component "rollout" }}
 {{- $_ := set $settings "trainer" (pick (default dict $settings.trainer) "save_freq" "max_staleness" "publish") }}
 {{- end -}}
 {{- toJson $settings | sha256sum -}}
