@@ -114,8 +114,8 @@ class Layout:
 class TreeLayout(Layout):
     """Rows as a tree: the model sees one row with the tokens of the tree.
 
-    asked: of the tokens that predict a response token, the first ones that predict another token than all before them,
-        follow other tokens or are sampled at another temperature.
+    asked: of the tokens that predict a response token, the first of those that are equal: in their own row's tokens up
+        to the predicted one, and in the temperature.
     answers: for each token that predicts a response token, which of the asked ones it equals, (response tokens,).
     """
 
