@@ -22,7 +22,7 @@ class Kind(StrEnum):
 RULES = {
     "needs Prometheus, for a query": r"^query: ",
     "needs a cluster": r"\b(kubectl|helm|amtool|grpcurl)\b",
-    "needs Docker": r"\bdocker\b|\bmake (images|up|down|logs|test-compose|pin-images)\b",
+    "needs Docker": r"\bdocker\b|\bmake (images|up|down|logs|test-compose|pin-images)\b|scripts/images\.sh",
     "needs a GPU": r"DEVICE=gpu|\bgpu-check\b|nproc-per-node|n_gpus_per|CUDA_VISIBLE|=colocated|engine_replicas",
     "needs a cluster of Ray": r"ray_address=|ray\.address=|use_existing_app",
     "needs another machine": r"s3://|redis://(?!127|localhost)|\bredis-cli\b|\bhost-[a-z]\b|\b10\.0\.0\.\d",

@@ -152,7 +152,7 @@ def test_without_a_prometheus_operator_the_notes_say_what_is_left_out() -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda file: file.stem)
 def test_every_recipe_is_accepted_as_settings(recipe: Path) -> None:
-    """Unchanged, although the key `n` means false in Helm's YAML 1.1; but for those that share GPUs, which no pods can."""
+    """Unchanged, although `n` means false in Helm's YAML 1.1; but for those that share GPUs, which no pods can."""
     indented = "".join(f"  {line}\n" for line in recipe.read_text().splitlines())
     values = "world: {enabled: false}\nsettings:\n" + indented
     command = [str(find_helm(NEWEST_HELM)), "template", "forage", str(CHART), "--values", "-"]
