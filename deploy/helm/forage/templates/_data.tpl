@@ -52,12 +52,13 @@ workingDir: /data
 {{- if or (include "forage.fetches" .) (and (has .component (list "rollout" "trainer" "console")) $used) }}true{{ end }}
 {{- end }}
 
-{{/* Both are idempotent and do not touch complete copies. */}}
+{{/* The first two are idempotent and do not touch complete copies. Sidecars of yours end with the part, a Job's too. */}}
 {{- define "forage.initContainers" -}}
 {{- $root := .root -}}
 {{- $world := and $root.Values.world.enabled (has .component (list "retriever" "trainer")) -}}
 {{- $fetches := include "forage.fetches" . -}}
-{{- if or $world $fetches -}}
+{{- $sidecars := (index $root.Values .component).extraContainers -}}
+{{- if or $world $fetches $sidecars -}}
 initContainers:
   {{- if $world }}
   - name: world
@@ -105,6 +106,9 @@ initContainers:
       - {name: data, mountPath: /data}
       - {name: tmp, mountPath: /tmp}
       - {name: fetch, mountPath: /etc/forage/fetch, readOnly: true}
+  {{- end }}
+  {{- range $sidecars }}
+  {{- mergeOverwrite (dict "restartPolicy" "Always") . | list | toYaml | nindent 2 }}
   {{- end }}
 {{- end }}
 {{- end }}

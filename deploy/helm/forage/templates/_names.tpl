@@ -25,12 +25,18 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end }}
 
-{{/* name, namespace and labels of an object: (dict "root" $ "component" "redis" "suffix" "auth") */}}
+{{/* name, namespace and labels of an object: (dict "root" $ "component" "redis" "suffix" "auth"); with … "workload" true
+     the labels of the values, too */}}
 {{- define "forage.metadata" -}}
 name: {{ include "forage.part" . }}{{ with .suffix }}-{{ . }}{{ end }}
 namespace: {{ .root.Release.Namespace }}
 labels:
   {{- include "forage.labels" . | nindent 2 }}
+  {{- if .workload }}
+  {{- with (index .root.Values .component).labels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+  {{- end }}
 {{- end }}
 
 {{/* The image of a part, with a tag of its own where the part has GPUs, or (dict "root" $ "image" .Values.cli.image). */}}

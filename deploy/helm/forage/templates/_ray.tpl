@@ -15,7 +15,7 @@ autoscalerOptions:
   env:
     {{- . | nindent 4 }}
   {{- end }}
-  {{- include "forage.container.security" . | nindent 2 }}
+  {{- include "forage.container.security" (omit . "component") | nindent 2 }}
   resources:
     {{- toYaml .root.Values.ray.autoscaler.resources | nindent 4 }}
   volumeMounts:
