@@ -270,10 +270,12 @@ class Reader:
         try:
             return process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            end(process)
             with self.log.open("a", encoding="utf-8") as log:
                 log.write(f"\nit had not ended after {limit_s:.0f} s\n")
             return 124
+        finally:
+            if process.poll() is None:  # at Ctrl-C, too
+                end(process)
 
     def _wait_until_served(self, text: str, process: subprocess.Popen[bytes]) -> int:
         """Wait until a program is ready; returns 0, or what it ended with."""
