@@ -52,7 +52,7 @@ _STARTS = re.compile(r"\b(make|forage) demo\b|forage (train|eval|probe --questio
 _ASKS = re.compile(
     r"forage (ask|status|rollout sample)\b|--rerun|coverage .*--search|\bcurl .*(localhost|127\.0\.0\.1)"
 )
-_NAMED_RUN = re.compile(r"\bruns/(?!latest\b)[\w.-]+")
+_NAMED_RUN = re.compile(r"\bruns/(?!latest\b)[\w./-]+")
 _READS_RUN = re.compile(r"runs/latest|--resume|forage (trajectories|runs show|logs)\b")
 _ABSOLUTE = re.compile(r"(?<![\w.:/}<])/(?!dev/|tmp/)[a-z][\w./-]*")
 _RECIPE = re.compile(r"(?:-c|--config|config=)[= ]?(\S+\.yaml)")

@@ -62,6 +62,7 @@ def test_blocks_and_lines_are_read_with_their_places(tmp_path: Path) -> None:
         ("forage config check -c my.yaml", ""),
         ("forage compare-runs runs/mine runs/x", "needs runs/x of the reader"),
         ("forage check-history runs/mine", ""),
+        ("forage eval compare runs/mine/a:x runs/mine", "needs runs/mine/a of the reader"),
         ("forage trajectories --wrong", "needs a run, and none was made yet"),
         (".venvs/cli/bin/forage demo", ""),
         (".venvs/cli/bin/python make_questions.py", ""),
