@@ -23,7 +23,7 @@ from forage_rollout.engine.openai import CHATS, PATHS
 from forage_rollout.engine.sampling_parameters import RefusedSamplingError
 from forage_rollout.prompt_checks import InvalidPromptError, check_prompt
 from forage_rollout.serve.backend import ServeBackend, ServiceState
-from forage_rollout.serve.http_messages import Answer, Ask, Problem, Refusal, build_answer, build_event
+from forage_rollout.serve.http_messages import Answer, Ask, Problem, Refusal, Take, Taken, build_answer, build_event
 from forage_runtime.errors import UnavailableError
 from forage_runtime.files.template_values import keep_template_date
 from forage_runtime.security.http.guard import (
@@ -36,7 +36,7 @@ from forage_runtime.security.http.guard import (
     read_body,
     replay_body,
 )
-from forage_runtime.security.token_file import TokenFile
+from forage_runtime.security.token_file import SCHEME, TokenFile
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.logs import get_logger
@@ -48,6 +48,9 @@ MAX_BODY_BYTES = 16 * 2**20
 BODY_TIMEOUT_S = 20.0
 PING_INTERVAL_S = 15
 _PROTECTED_PREFIX = "/v1/"
+_SESSION_PREFIX = "/v1/sessions/"
+TAKE = f"{_SESSION_PREFIX}next"
+_VERBS = ("chat/completions", "keep", "end")
 _FORWARDED_HEADERS = ("content-type", "accept")
 _REFUSALS = (400, 401, 403, 408, 413, 422, 503)
 _HISTORY = {
@@ -124,6 +127,35 @@ def make_app(
         sent = {name: value for name, value in reply_headers if name != "content-length"}
         return StreamingResponse(_iterate_and_close(parts), status, sent)
 
+    async def take(body: Take, request: Request) -> Response:
+        """The next session that waits for a worker; 204 where none does within `wait_s`."""
+        state.require_running()
+        taken = await _await_while_connected(request, backend.take_session(body.wait_s))
+        if taken is None:
+            return Response(status_code=204)
+        return JSONResponse(taken | {"base_url": f"{_SESSION_PREFIX}{taken['id']}"})
+
+    app.add_api_route(
+        TAKE, take, methods=["POST"], responses={200: {"model": Taken}, 204: {}, **refusals}, response_model=None
+    )
+
+    async def answer_session(session: str, request: Request) -> Response:
+        """A request of a session's worker, with the session's key as bearer token; refusals as OpenAI's are.
+
+        `chat/completions` samples the reply to a chat, `keep` is a sign of life, `end` takes `{"reward": number or
+        null}` or `{"error": text}`. 410: the session is over, or its worker was silent: take another one.
+        """
+        state.require_running()
+        verb = request.scope["route"].path.partition("}/")[2]
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        key = key.strip() if scheme.lower() == SCHEME else ""
+        reply = await _await_while_connected(request, backend.answer_session(session, key, verb, await request.body()))
+        return Response(reply.content, reply.status, media_type=reply.media_type)
+
+    for verb in _VERBS:
+        path = f"{_SESSION_PREFIX}{{session}}/{verb}"
+        app.add_api_route(path, answer_session, methods=["POST"], responses=refusals, response_model=None)
+
     for path, method in PATHS.items():
         replies = refusals | ({200: _HISTORY} if path == CHATS else {})
         app.add_api_route(path, forward, methods=[method], responses=replies, response_model=None)
@@ -184,7 +216,7 @@ class _BodyLimit:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and is_protected(scope["path"]):
+        if scope["type"] == "http" and scope["path"].startswith(_PROTECTED_PREFIX):
             try:
                 body = await read_body(receive, MAX_BODY_BYTES, BODY_TIMEOUT_S)
             except BodyError as error:
@@ -196,8 +228,9 @@ class _BodyLimit:
 
 
 def is_protected(path: str) -> bool:
-    """Whether a path needs the token: the description of the API at /docs does not."""
-    return path.startswith(_PROTECTED_PREFIX)
+    """Whether a path needs the token: the description of the API does not, and requests of a session need its key."""
+    is_of_session = path.startswith(_SESSION_PREFIX) and path.removeprefix(_SESSION_PREFIX).count("/") > 0
+    return path.startswith(_PROTECTED_PREFIX) and not is_of_session
 
 
 def _refuse_caller(status: int, sentence: str, kind: str, headers: Mapping[str, str]) -> JSONResponse:
