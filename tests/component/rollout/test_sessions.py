@@ -165,7 +165,8 @@ async def test_an_openai_client_in_a_worker_is_trained_on_token_for_token(servic
         assert (trajectory.status, trajectory.finished) == (Status.STATUS_OK, True)
         assert (trajectory.score.total, trajectory.score.reward) == (1.0, "worker")
         assert trajectory.validation_score.status == Status.STATUS_OK
-        assert [turn.action for turn in trajectory.turns] == [0, ActionKind.ACTION_KIND_ANSWER]
+        kinds = [(turn.action, turn.executed) for turn in trajectory.turns]
+        assert kinds == [(ActionKind.ACTION_KIND_SEARCH, True), (ActionKind.ACTION_KIND_ANSWER, False)]
         assert trajectory.turns[1].content == "2"
         check_exact(trajectory, service.engine.codec)
     seeds = {(asked.seed, asked.temperature) for asked in service.engine.asked}

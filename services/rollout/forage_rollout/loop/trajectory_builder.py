@@ -191,6 +191,7 @@ class TrajectoryBuilder:
         new = list(context)
         if new[: len(before)] == before:
             new = new[len(before) :]
+            self.turns[-1].executed, self.turns[-1].retrieval_status = True, Status.STATUS_OK
         else:
             self.context_begin = len(self.token_ids)
         if new:

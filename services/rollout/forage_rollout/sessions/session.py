@@ -31,8 +31,8 @@ MOST_TOKENS = 2**20
 """Of a trajectory, with all its contexts: at most so many go to the stream."""
 _REMEMBERED_CONTEXTS = 8
 """Replies are remembered with their contexts, up to the length of so many of the longest ones."""
-REPLY = Action(ActionKind.ACTION_KIND_UNSPECIFIED, "", "reply")
-"""The action of a generation that is not the last: what it asks for is the agent's own matter."""
+REPLY = Action(ActionKind.ACTION_KIND_SEARCH, "", "reply")
+"""The action of a generation that is not the last, as of any environment's: what it asks for is the agent's matter."""
 
 Generate = Callable[[list[int], int, tuple[str, ...], int], Awaitable[Generation]]
 """Samples: context, most tokens, stop texts, number of the generation from 1."""
