@@ -59,6 +59,11 @@ class ChatEngine:
 
     codec: Any
     asked: list[GenerationRequest] = field(default_factory=list)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    cancelled: int = 0
+
+    def __post_init__(self) -> None:
+        self.gate.set()
 
     async def render_chat(self, messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
         text = "".join(f"<{message['role']}>{message['content']}|" for message in messages)
@@ -66,6 +71,11 @@ class ChatEngine:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         self.asked.append(request)
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
         turns = self.codec.decode(request.token_ids).count("<assistant>")
         ids = self.codec.encode("turn 1|" if turns == 1 else f"<answer>{turns}</answer>|")
         return Generation(ids, [-turns / 8] * len(ids), False, [(turns, 2, 0, len(ids))])
@@ -259,6 +269,50 @@ async def test_a_prompt_that_no_worker_could_run_is_refused(
     (trajectory,) = (await service.backend.run_group(build_question(samples=1, **fields))).trajectories
     assert trajectory.status == Status.STATUS_INVALID_INPUT
     assert sentence in trajectory.status_detail
+
+
+async def test_an_agent_that_leaves_ends_its_request_and_not_its_session(service: Service) -> None:
+    service.engine.gate.clear()
+    running = asyncio.create_task(service.backend.run_group(build_question(samples=1)))
+    taken = await service.take()
+    body = {"messages": [{"role": "user", "content": "Who?"}]}
+    asking = asyncio.create_task(service.post(taken, "chat/completions", body))
+    await wait_until_async(lambda: len(service.engine.asked) == 1)
+    asking.cancel()
+    await wait_until_async(lambda: service.engine.cancelled == 1)
+    service.engine.gate.set()
+    assert (await service.post(taken, "chat/completions", body)).status_code == 200
+    await service.post(taken, "end", {"reward": 1})
+    (trajectory,) = (await running).trajectories
+    assert (trajectory.status, len(trajectory.turns)) == (Status.STATUS_OK, 1)
+
+
+async def test_hostile_sessions_are_refused_and_the_others_go_on(service: Service) -> None:
+    group = asyncio.create_task(service.backend.run_group(build_question(samples=40)))
+    taken = [await service.take() for _ in range(40)]
+    body = {"messages": [{"role": "user", "content": "Who?"}]}
+    huge = {"messages": [{"role": "user", "content": "x" * 5 * 2**20}]}
+    long = {"messages": [{"role": "user", "content": "x" * 10**5}]}
+
+    async def attack(number: int) -> list[int]:
+        own, other = taken[number], taken[(number + 1) % 40]
+        asked = [
+            service.post(own, "chat/completions", body, key=other["key"]),
+            service.post(own, "end", {"reward": 9}, key=other["key"]),
+            service.post(own, "chat/completions", huge),
+            service.post(own, "chat/completions", long),
+            service.post(own, "end", {"reward": "9"}),
+            service.post({**own, "base_url": f"{own['base_url']}/../{other['id']}"}, "keep", {}),
+            service.post(own, "chat/completions", body),
+        ]
+        return [(await one).status_code for one in asked]
+
+    statuses = await asyncio.gather(*(attack(number) for number in range(40)))
+    assert {tuple(one) for one in statuses} == {(401, 401, 413, 400, 400, 401, 200)}
+    ended = await asyncio.gather(*(service.post(one, "end", {"reward": 1}) for one in taken for _ in range(2)))
+    assert sorted(reply.status_code for reply in ended) == [200] * 40 + [410] * 40
+    trajectories = (await group).trajectories
+    assert [(t.status, t.score.total, len(t.turns)) for t in trajectories] == [(Status.STATUS_OK, 1.0, 1)] * 40
 
 
 async def test_a_worker_that_falls_silent_is_replaced_and_its_tokens_are_counted(

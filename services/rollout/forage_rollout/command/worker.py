@@ -28,6 +28,7 @@ _RETRY_S = 1.0
 _END_S = 60.0
 """For so long an end is sent again; then the session is run again, by whichever worker takes it."""
 _CALL_S = 30.0
+_CANCEL_S = 5.0
 _REPLY_BYTES = 64 * 2**20
 _GONE = 410
 _sampler = LogSampler(per_minute=2)
@@ -137,6 +138,7 @@ class Worker:
         running = asyncio.create_task(self._judge(task, client))
         keeping = asyncio.create_task(self._keep(client))
         try:
+            # wait: the service limits the time of a session, and `keeping` hears of its end
             await asyncio.wait({running, keeping}, return_when=asyncio.FIRST_COMPLETED)
             if running.done():
                 await self._end(client, running.result())
@@ -148,7 +150,7 @@ class Worker:
         finally:
             for one in (running, keeping):
                 one.cancel()
-            await asyncio.wait({running, keeping})
+            await asyncio.wait({running, keeping}, timeout=_CANCEL_S)  # wait: for the agent's own cleaning up
 
     async def _judge(self, task: Task, client: Client) -> dict[str, Any]:
         """Run the agent; returns what ends the session."""
@@ -166,7 +168,7 @@ class Worker:
         while True:
             await asyncio.sleep(_KEEP_S)  # wait: pause between two signs of life
             try:
-                await self._post(client, "keep", {})
+                await self._post(client, "keep", {}, _KEEP_S)
             except SessionOverError:
                 return
             except UnavailableError:
@@ -183,10 +185,10 @@ class Worker:
                     log.warning("session_not_ended", detail=str(error))
                     await asyncio.sleep(_RETRY_S)  # wait: pause before another attempt
 
-    async def _post(self, client: Client, verb: str, body: dict[str, Any]) -> None:
+    async def _post(self, client: Client, verb: str, body: dict[str, Any], timeout_s: float = _CALL_S) -> None:
         headers = {HEADER: f"Bearer {client.api_key}"}
         try:
-            reply = await self._http.post(f"{client.base_url}/{verb}", json=body, headers=headers)
+            reply = await self._http.post(f"{client.base_url}/{verb}", json=body, headers=headers, timeout=timeout_s)
         except httpx.HTTPError as error:
             raise UnavailableError(f"{self._url} gave no answer: {type(error).__name__}: {error}") from error
         if reply.status_code == _GONE:

@@ -24,6 +24,7 @@ from forage_rollout.engine.sampling_parameters import RefusedSamplingError
 from forage_rollout.prompt_checks import InvalidPromptError, check_prompt
 from forage_rollout.serve.backend import ServeBackend, ServiceState
 from forage_rollout.serve.http_messages import Answer, Ask, Problem, Refusal, Take, Taken, build_answer, build_event
+from forage_rollout.serve.session_guard import PREFIX, SessionGuard, SessionKeys, find_session, read_key
 from forage_runtime.errors import UnavailableError
 from forage_runtime.files.template_values import keep_template_date
 from forage_runtime.security.http.guard import (
@@ -36,7 +37,7 @@ from forage_runtime.security.http.guard import (
     read_body,
     replay_body,
 )
-from forage_runtime.security.token_file import SCHEME, TokenFile
+from forage_runtime.security.token_file import TokenFile
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.logs import get_logger
@@ -48,8 +49,9 @@ MAX_BODY_BYTES = 16 * 2**20
 BODY_TIMEOUT_S = 20.0
 PING_INTERVAL_S = 15
 _PROTECTED_PREFIX = "/v1/"
-_SESSION_PREFIX = "/v1/sessions/"
-TAKE = f"{_SESSION_PREFIX}next"
+TAKE = f"{PREFIX}next"
+MAX_SESSION_BYTES = 4 * 2**20
+"""Of a request of a session: a context of a million tokens, in English."""
 _VERBS = ("chat/completions", "keep", "end")
 _FORWARDED_HEADERS = ("content-type", "accept")
 _REFUSALS = (400, 401, 403, 408, 413, 422, 503)
@@ -82,7 +84,9 @@ def make_app(
     """
     settings = keep_template_date(settings)  # read once: questions are answered on the event loop
     app = FastAPI(title="Forage rollout", description=__doc__, redirect_slashes=False)
+    keys = SessionKeys()
     app.add_middleware(_BodyLimit)
+    app.add_middleware(SessionGuard, wire=WIRE, keys=keys, refuse=_build_refusal)
     app.add_middleware(
         RequestGuard,
         wire=WIRE,
@@ -133,7 +137,8 @@ def make_app(
         taken = await _await_while_connected(request, backend.take_session(body.wait_s))
         if taken is None:
             return Response(status_code=204)
-        return JSONResponse(taken | {"base_url": f"{_SESSION_PREFIX}{taken['id']}"})
+        keys.add(taken["id"], taken["key"])
+        return JSONResponse(taken | {"base_url": f"{PREFIX}{taken['id']}"})
 
     app.add_api_route(
         TAKE, take, methods=["POST"], responses={200: {"model": Taken}, 204: {}, **refusals}, response_model=None
@@ -145,15 +150,14 @@ def make_app(
         `chat/completions` samples the reply to a chat, `keep` is a sign of life, `end` takes `{"reward": number or
         null}` or `{"error": text}`. 410: the session is over, or its worker was silent: take another one.
         """
-        state.require_running()
-        verb = request.scope["route"].path.partition("}/")[2]
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        key = key.strip() if scheme.lower() == SCHEME else ""
+        verb, key = request.scope["route"].path.partition("}/")[2], read_key(request.headers["authorization"])
         reply = await _await_while_connected(request, backend.answer_session(session, key, verb, await request.body()))
+        if reply.status == 410 or (verb == "end" and reply.status == 200):
+            keys.remove(session)
         return Response(reply.content, reply.status, media_type=reply.media_type)
 
     for verb in _VERBS:
-        path = f"{_SESSION_PREFIX}{{session}}/{verb}"
+        path = f"{PREFIX}{{session}}/{verb}"
         app.add_api_route(path, answer_session, methods=["POST"], responses=refusals, response_model=None)
 
     for path, method in PATHS.items():
@@ -217,8 +221,9 @@ class _BodyLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith(_PROTECTED_PREFIX):
+            most = MAX_SESSION_BYTES if find_session(scope["path"]) else MAX_BODY_BYTES
             try:
-                body = await read_body(receive, MAX_BODY_BYTES, BODY_TIMEOUT_S)
+                body = await read_body(receive, most, BODY_TIMEOUT_S)
             except BodyError as error:
                 kind = "too_large" if error.status == 413 else "invalid_request"
                 await _build_refusal(error.status, str(error), kind)(scope, receive, send)
@@ -229,8 +234,7 @@ class _BodyLimit:
 
 def is_protected(path: str) -> bool:
     """Whether a path needs the token: the description of the API does not, and requests of a session need its key."""
-    is_of_session = path.startswith(_SESSION_PREFIX) and path.removeprefix(_SESSION_PREFIX).count("/") > 0
-    return path.startswith(_PROTECTED_PREFIX) and not is_of_session
+    return path.startswith(_PROTECTED_PREFIX) and not find_session(path)
 
 
 def _refuse_caller(status: int, sentence: str, kind: str, headers: Mapping[str, str]) -> JSONResponse:

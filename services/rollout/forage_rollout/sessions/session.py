@@ -74,6 +74,7 @@ class Session:
         self._heard_at = self._loop.time()
         self._begun = 0
         self._running: set[asyncio.Task[Reply]] = set()
+        self._escaped: dict[str, str] = {}  # texts of the latest chat, most of which come again
         self._context = contextvars.copy_context()  # of the sample: generations belong to its span
         self._ended: asyncio.Future[Ending] = self._loop.create_future()
 
@@ -163,7 +164,9 @@ class Session:
         # No more characters can fit, and encoding megabytes takes seconds.
         if sum(len(content) for _, content in request.messages) > limits.max_context_length * codec.max_token_chars:
             raise _too_long("more", limits.max_context_length)
-        chat = [{"role": escape_message(codec, r), "content": escape_message(codec, c)} for r, c in request.messages]
+        texts = {text for message in request.messages for text in message}
+        self._escaped = {text: self._escaped.get(text) or escape_message(codec, text) for text in texts}
+        chat = [{"role": self._escaped[role], "content": self._escaped[text]} for role, text in request.messages]
         try:
             rendered = await self._render(chat)
         except ValueError as error:
