@@ -7,7 +7,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(UV_RUN) --with-requirements docs/requirements.
 .DEFAULT_GOAL := help
 .PHONY: help setup wheel demo test test-all test-changed test-long test-seconds test-stress test-compose lint format \
   screenshots console docs docs-serve reference dashboards chart-schema proto lock audit audit-update pin-images \
-  images up down logs bench gpu-check simulate chaos fuzz soak-reward version release clean
+  images up down logs documented bench gpu-check simulate chaos fuzz soak-reward version release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
@@ -106,10 +106,14 @@ down: ## stop that stack and keep its data (VOLUMES=1 deletes it)
 logs: ## show the logs of that stack (SERVICE=trainer)
 	@scripts/compose.sh logs
 
+documented: setup ## run every command line and code block of the pages as written (PAGES="README.md" LIGHT=1 WHEEL=1)
+	@$(PYTHON) lab/documented.py $(PAGES) $(and $(LIGHT),--light) $(and $(WHEEL),--wheel)
+
 bench: $(patsubst lab/benchmarks/%,bench-%,$(wildcard lab/benchmarks/[a-z]*)) ## run every benchmark
 
-bench-%: setup ## run one benchmark: a table, then one line of JSON
-	@lab/benchmarks/$*/run
+bench-%: setup ## run one benchmark: a table, then one line of JSON (ARGS="--quick" SIZES="1000" AGAINST=commit ROUNDS=2)
+	@$(if $(AGAINST),$(PYTHON) scripts/bench_against.py $* '$(AGAINST)' --rounds $(or $(ROUNDS),2) --,lab/benchmarks/$*/run) \
+	  $(and $(SIZES),--sizes $(SIZES)) $(ARGS)
 
 gpu-check: setup ## show on a machine with GPUs what only they can show (STAGES="update engine" MODEL=folder)
 	@scripts/gpu_check/run $(STAGES) $(and $(MODEL),--model $(MODEL))

@@ -301,7 +301,9 @@ class NetworkPolicy(Values):
     enabled: bool = True
     clients: dict[Literal["retriever", "reward", "rollout", "redis", "console"], list[Object]] = {}
     metricsFrom: list[Object] = []
+    dns: EgressPeers = EgressPeers()
     objectStore: EgressPeers = EgressPeers()
+    roles: EgressPeers = EgressPeers()
     apiServer: EgressPeers = EgressPeers()
     collector: EgressPeers = EgressPeers()
     extraEgress: dict[

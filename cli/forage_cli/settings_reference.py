@@ -16,7 +16,9 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from forage_runtime.errors import SettingsError
 from forage_runtime.settings.base import Section
+from forage_runtime.settings.loading import RENAMED
 from forage_runtime.settings.tree import Settings
+from forage_runtime.verl_keys import find_counterpart
 
 _UNITS = {
     "_s": "seconds",
@@ -90,12 +92,20 @@ def describe_settings() -> list[SettingDescription]:
 def explain_setting(name: str) -> list[SettingDescription]:
     """The setting with a name, or all settings of a section, such as `trainer` or `reward.routes.world_facts`.
 
+    A name of verl or Search-R1 is taken for ours where it means the same.
+
     Raises:
-        SettingsError: there is none; the message names the nearest.
+        SettingsError: there is none; the message names the new name, what replaces verl's, or the nearest.
     """
     known = describe_settings()
     found = [setting for setting in known if _matches(setting.name, name)]
     if not found:
+        if name in RENAMED:
+            raise SettingsError(f"setting '{name}' is now '{RENAMED[name]}': use the new name")
+        if (theirs := find_counterpart(name)) is not None:
+            if theirs.is_same:
+                return explain_setting(theirs.ours)
+            raise SettingsError(theirs.explain(name))
         near = difflib.get_close_matches(name, [setting.name for setting in known], n=1)
         hint = f"did you mean '{near[0]}'?" if near else "`forage config show` lists all"
         raise SettingsError(f"unknown setting '{name}': {hint}")

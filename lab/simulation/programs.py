@@ -27,7 +27,7 @@ from forage_queue.streams.history import open_history
 from forage_queue.streams.payloads import FOLDER, Payloads
 from forage_queue.streams.prompt_identity import build_group, with_prompt_identity
 from forage_records.questions import Question, Questions
-from forage_runtime.errors import DiskFullError, FencedError, UserError
+from forage_runtime.errors import DiskFullError, FencedError, RolledBackError, UserError
 from forage_runtime.files.durable import PARTIAL_PREFIX
 from forage_runtime.settings import Settings
 from forage_runtime.stop import Stop, Stopped
@@ -49,10 +49,9 @@ from forage_queue.trainer import gpu_lease  # noqa: E402
 from forage_queue.trainer.batcher import BatchTimeoutError, StaleGroupsError  # noqa: E402
 from forage_queue.trainer.gpu_lease import GpuLeaseError  # noqa: E402
 from forage_runtime.retries import CALL_TIMEOUT_S, RedisRetry  # noqa: E402
-from forage_trainer.checkpoints.rollbacks import RolledBackError  # noqa: E402
 from forage_trainer.checkpoints.start import require_resumable  # noqa: E402
 from forage_trainer.loop import TrainingLoop  # noqa: E402
-from forage_trainer.run import EXIT_FAILED, EXIT_ROLLED_BACK, EXIT_STOPPED  # noqa: E402
+from forage_trainer.run import EXIT_FAILED, EXIT_STOPPED  # noqa: E402
 from forage_weights.announcement import PolicyError  # noqa: E402
 from forage_weights.cache import PolicyCache  # noqa: E402
 from forage_weights.delta import DeltaError  # noqa: E402
@@ -187,7 +186,7 @@ class Programs:
             return error.exit_code
         except RolledBackError as error:
             self._note(f"rolls back: {error}")
-            return EXIT_ROLLED_BACK
+            return error.exit_code
         except (FencedError, BatchTimeoutError, StaleGroupsError, DiskFullError, GpuLeaseError) as error:
             self.timeouts += isinstance(error, BatchTimeoutError)
             self._note(f"gives up: {error}")

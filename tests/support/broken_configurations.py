@@ -5,6 +5,9 @@ They are overrides of configs/demo.yaml; {own} is a file with a function of one'
 
 from __future__ import annotations
 
+import json
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -15,11 +18,12 @@ from forage_runtime.settings import Settings, load_settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RECIPES = sorted((REPOSITORY / "configs").glob("*.yaml"))
+LARGE_CONTEXT = 32_768
 GAE = "trainer.algorithm.adv_estimator=gae"
 
 BROKEN = {
     "settings": {
-        "trainer.max_stalenes=1": "unknown setting 'trainer.max_stalenes': did you mean 'max_staleness'?",
+        "trainer.max_stalenes=1": "unknown setting 'trainer.max_stalenes': did you mean 'trainer.max_staleness'?",
         "rollout.temperature=-1": "setting 'rollout.temperature' is -1",
         "rollout.top_p=0": "setting 'rollout.top_p' is 0",
         "data.train_batch_size=none": "setting 'data.train_batch_size' is 'none'",
@@ -75,6 +79,7 @@ BROKEN = {
     "rollout": {
         "rollout.auth_token_file=/no/token": "rollout.auth_token_file /no/token cannot be read",
         "rollout.max_prompt_length=100000": "rollout.max_prompt_length = 100000 and rollout.max_response_length",
+        "rollout.engine.max_model_len=4096": "rollout.engine.max_model_len = 4096 is more than the 1024 tokens of",
         "rollout.max_response_length=512": "rollout.max_response_length 512 leaves no room",
         "rollout.max_obs_length=1": "rollout.max_obs_length 1 is less than an empty observation",
         "rollout.max_start_length=500": "rollout.max_start_length = 500 is more than rollout.max_prompt_length",
@@ -125,5 +130,10 @@ def assert_named(problems: list[str], sentence: str) -> None:
 
 
 def check_recipe(recipe: Path, list_checks: Callable[[Settings], Iterable[Check]], *overrides: str) -> list[str]:
-    """The problems of a recipe whose model is here."""
-    return find_problems(list_checks(load_settings(recipe, ["model.path=models/tiny-policy", *overrides], {})))
+    """The problems of a recipe whose model is here: the tiny policy with the context of a large one."""
+    with tempfile.TemporaryDirectory() as place:
+        model = Path(place) / "model"
+        shutil.copytree(REPOSITORY / "models/tiny-policy", model)
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": LARGE_CONTEXT}))
+        return find_problems(list_checks(load_settings(recipe, [f"model.path={model}", *overrides], {})))

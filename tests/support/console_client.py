@@ -7,17 +7,22 @@ import copy
 import functools
 import json
 import tempfile
+import weakref
 from pathlib import Path
 from typing import Any
 
 import httpx  # lint: socket because it calls the application in this process
 from fastapi import FastAPI
+from limits import WAIT_S
 from starlette.datastructures import State
 from upath import UPath
 
 from forage_console.app import make_app
 from forage_console.context import Console
+from forage_console.store import run_store
 from forage_runtime.settings import ConsoleSettings, Settings
+
+run_store.WAIT_S = WAIT_S  # a page answers after a moment with the files that it has read by then; tests want all
 
 
 @functools.cache
@@ -35,6 +40,12 @@ def copy_app(console: Console) -> FastAPI:
     return app
 
 
+def _close(state: State, cache: tempfile.TemporaryDirectory[str]) -> None:
+    if hasattr(state, "stores"):
+        state.stores.close()  # its threads write into the folder
+    cache.cleanup()
+
+
 class ConsoleClient:
     """Asks the interface over the runs of a folder."""
 
@@ -42,6 +53,7 @@ class ConsoleClient:
         self._cache = tempfile.TemporaryDirectory(prefix="console-test-")
         own = ConsoleSettings(cache_dir=Path(self._cache.name), trace_url=trace_url)
         self._app = copy_app(Console(UPath(runs), Settings(console=own)))
+        weakref.finalize(self, _close, self._app.state, self._cache)
 
     def ask(self, path: str, **query: Any) -> httpx.Response:
         """Send a GET request below /api; an exception in the console is the test's."""

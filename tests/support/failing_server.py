@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from forage_runtime.clients import retriever
+
 ROW = {"document": {"id": 7, "contents": '"T"\ntext', "url": "x"}, "score": 0.5}
 GOOD = {"result": [[ROW]]}
 RESET, HANG, NOT_HTTP = "reset", "hang", "not http"
-Order = str | tuple[int, dict[str, str], bytes]
+Reply = tuple[int, dict[str, str], bytes]
+Order = str | Reply | Callable[[dict[str, Any]], Reply]
+"""What happens to a request: a failure, a reply, or the reply to its body."""
 
 
-def build_reply(body: Any = GOOD, status: int = 200, **headers: str) -> Order:
+def build_reply(body: Any = GOOD, status: int = 200, **headers: str) -> Reply:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return status, named, body if isinstance(body, bytes) else json.dumps(body).encode()
 
@@ -54,7 +58,8 @@ class FailingServer:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         length = next(int(line[15:]) for line in head.splitlines() if line.startswith("content-length:"))
-        self.requests.append(json.loads(await reader.readexactly(length)))
+        request = json.loads(await reader.readexactly(length))
+        self.requests.append(request)
         self.times.append(asyncio.get_running_loop().time())
         if self._turns is not None:
             await self._turns.acquire()
@@ -66,11 +71,17 @@ class FailingServer:
         if isinstance(order, str):
             writer.write(b"220 smtp.example ready\r\n")
             return False
-        status, headers, body = order
+        status, headers, body = order(request) if callable(order) else order
         lines = [f"HTTP/1.1 {status} X", f"content-length: {len(body)}", *(f"{k}: {v}" for k, v in headers.items())]
         writer.write("\r\n".join([*lines, "", ""]).encode() + body)
         await writer.drain()
         return True
+
+
+@pytest.fixture
+def one_search_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches that begin together are not sent together."""
+    monkeypatch.setattr(retriever, "MERGED", 1)
 
 
 @pytest.fixture

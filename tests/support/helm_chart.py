@@ -26,8 +26,6 @@ _EXTERNAL = {
     ],
     "monitoring": {
         "labels": {"release": "prometheus"},
-        "serviceMonitor": {"enabled": True},
-        "rules": {"enabled": True},
         "dashboards": {"enabled": True},
     },
 }
@@ -74,7 +72,7 @@ MATRIX: dict[str, Mapping[str, Any] | Path] = {
         "redis": {
             **_SCHEDULING,
             "image": {"digest": DIGEST},
-            "exporter": {"enabled": True, "image": {"digest": DIGEST}},
+            "exporter": {"image": {"digest": DIGEST}},
         },
         "console": {
             **_SCHEDULING,
@@ -103,6 +101,8 @@ MATRIX: dict[str, Mapping[str, Any] | Path] = {
         "retriever": {"pdb": {"enabled": False}, "topologySpread": {"enabled": False}},
         "reward": {"pdb": {"enabled": False}, "topologySpread": {"enabled": False}},
         "rollout": {"pdb": {"enabled": False}, "topologySpread": {"enabled": False}, "auth": {"enabled": False}},
+        "redis": {"exporter": {"enabled": False}},
+        "monitoring": {"serviceMonitor": {"enabled": False}, "rules": {"enabled": False}},
         "networkPolicy": {"enabled": False},
         "storage": {"shared": {"keep": False}},
     },
@@ -159,15 +159,12 @@ MATRIX: dict[str, Mapping[str, Any] | Path] = {
             "rayservice": {"workers": {"replicas": 1, "minReplicas": 1, "maxReplicas": 2}},
         },
         "trainer": {"mode": "rayjob", "nodes": 2},
-        "monitoring": {"serviceMonitor": {"enabled": True}},
     },
     "TLS and tokens by Secrets": {
         "tls": {"enabled": True, "requireClientCert": True, "existingSecret": "wires"},
         "retriever": {"auth": {"existingSecret": "token"}},
         "reward": {"auth": {"enabled": False}},
         "rollout": {"keda": {"enabled": True}},
-        "redis": {"exporter": {"enabled": True}},
-        "monitoring": {"serviceMonitor": {"enabled": True}},
     },
     "console": {"console": {"enabled": True, "auth": {"existingSecret": "console-token"}}},
     "serve only": {"trainer": {"mode": "none"}, "retriever": {"data": {"kind": "shared"}}},
@@ -196,7 +193,7 @@ def run_template(
     values: Mapping[str, Any] | Path, version: str = NEWEST_HELM, *options: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `helm template`, which may fail."""
-    text = values.read_text() if isinstance(values, Path) else json.dumps(values)
+    text = values.read_text().replace("CHANGE-ME", "bucket") if isinstance(values, Path) else json.dumps(values)
     command = [
         str(find_helm(version)),
         "template",
@@ -206,6 +203,8 @@ def run_template(
         NAMESPACE,
         "--values",
         "-",
+        "--api-versions",
+        "monitoring.coreos.com/v1",
         *options,
     ]
     return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)

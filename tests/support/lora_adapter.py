@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from forage_proto.v1.trajectory_pb2 import Policy, PolicyFile
 from forage_runtime.files.model_folder import read_model_shapes
-from forage_weights.rollout.adapter import CONFIG, WEIGHTS
+from forage_weights.folders import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 MODULES = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
 MAX_RANK = 8
@@ -35,10 +35,10 @@ def write_adapter(folder: Path, model: Path, seed: int, rank: int = 4, **changes
                 (shape[0], rank), np.float32
             )
     folder.mkdir(parents=True)
-    save_file(matrices, folder / WEIGHTS)
+    save_file(matrices, folder / ADAPTER_WEIGHTS)
     targets = sorted({module.rpartition(".")[2] for module in MODULES})
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": targets, "bias": "none"}
-    (folder / CONFIG).write_text(json.dumps(config | changes))
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(config | changes))
     return announce(folder)
 
 

@@ -60,7 +60,7 @@ def build_step_row(step: int, uid: str = "nq/train/1/0", sample: int = 0, **chan
                 index=1,
                 action=ActionKind.ACTION_KIND_SEARCH,
                 content="him",
-                executed=True,
+                executed=changes.get("searches", 1) > 0,
                 documents=[
                     Document(id="d1", contents='"Ann"\nAnn is known.', score=2.5),
                     Document(id="d2", contents='"x"'),

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 def ask(
     question: Annotated[str, typer.Argument(help='For instance "What is the capital of Mongolia?"')],
-    model: Annotated[
-        Path | None, typer.Option(help="Model folder to serve, if no services are running.", show_default=False)
-    ] = None,
+    model: Annotated[Path | None, typer.Option(help="Model folder to start services for.", show_default=False)] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 = greedy.")] = 0.0,
     environment: Annotated[
         str, typer.Option(help="A built-in environment; single_turn answers without searches.", show_default=False)
@@ -41,11 +39,14 @@ def ask(
       forage ask "What is the capital of Mongolia?"
     """
     from forage_cli.local import serving
-    from forage_records.sampling import build_ask_prompt
+    from forage_records.sampling import build_ask_prompt, check_question
+    from forage_weights.folders import find_newest
 
+    check_question(question)  # before services are started for it
     console = TextConsole()
     settings = load_run_settings(config, None, base_port, "ask")
-    with serving.ensure_services(settings, console, model=model or find_latest_policy(settings.run.dir)) as settings:
+    newest = find_newest(settings.run.dir / "latest")
+    with serving.ensure_services(settings, console, model=model, default=newest) as settings:
         prompt = build_ask_prompt(settings, question, temperature, environment)
         succeeded = asyncio.run(_print_events(settings, prompt, question, console))
     raise typer.Exit(0 if succeeded else 1)
@@ -71,12 +72,3 @@ async def _print_events(settings: Settings, prompt: Prompt, question: str, conso
                     reason = f"{name_value(Status, trajectory.status, whole=True)}: {trajectory.status_detail}"
                     console.print(reason, style="yellow", highlight=False)
     return succeeded
-
-
-def find_latest_policy(runs: Path) -> Path | None:
-    """Return the folder of the latest run's newest policy, which may hold a delta; None without one."""
-    from forage_weights.folders import DESCRIPTION
-
-    folders = (runs / "latest" / "policies").glob("v*")
-    complete = [folder for folder in folders if any((folder / name).is_file() for name in ("config.json", DESCRIPTION))]
-    return max(complete, key=lambda folder: folder.stat().st_mtime, default=None)

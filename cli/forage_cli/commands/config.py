@@ -86,13 +86,15 @@ def check(overrides: Overrides = None, config: Config = None) -> None:
     the trainer read them. Prints every problem at once, a line each, and what of the chat template matters to the run.
     Prints the memory that the recipe needs in Redis. If the server runs, warns where it gives less, or can lose writes,
     and where the run's rollout service gives a data source another environment. Prints what the retriever answers on
-    this machine, and warns where that is less than the run's trajectories ask, or where the recipe does not fit GPUs
-    that are here (`forage plan`).
+    this machine, and warns where that is less than the run's trajectories ask, where the recipe does not fit GPUs that
+    are here (`forage plan`), or where fewer than half of a sample of questions have their answer in the corpus
+    (`forage data coverage`).
 
     Example:
 
       forage config check --config configs/demo.yaml
     """
+    from forage_cli.datasets.coverage import find_uncovered
     from forage_cli.local.environments import find_environment_problems
     from forage_cli.local.gpus import find_plan_problems
     from forage_cli.local.home import load_recipe
@@ -110,7 +112,7 @@ def check(overrides: Overrides = None, config: Config = None) -> None:
     if searches is not None:
         typer.echo(f"searches: {describe_searches(searches)}")
     warnings = (*check_redis(settings), *find_environment_problems(settings), *find_plan_problems(settings))
-    print_remarks(f"warning: {problem}" for problem in warnings)
+    print_remarks(f"warning: {problem}" for problem in (*warnings, *find_uncovered(settings)))
 
 
 @app.command("from-verl")
@@ -123,8 +125,8 @@ def from_verl(
     """Translate the settings of verl or Search-R1 into a settings file.
 
     Takes the command line of a script (`python3 -m verl.trainer.main_ppo key=value …`), with the variables that the
-    script sets, or a YAML file. Of several such commands the last is taken. Nothing is run. What has no place in
-    Forage, or depends on what the file does not say, is a comment with the reason.
+    script sets, also in a here-document, or a YAML file. Of several such commands the last is taken. Nothing is run.
+    What has no place in Forage, depends on what the file does not say, or is not read, is a comment with the reason.
 
     Example:
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +25,7 @@ def world(out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path(
     console = TextConsole()
     with console.status("making the world facts …"):
         summary = build_world(out, seed)
-    console.print(summary, highlight=False)
+    _print_summary(console, out, summary)
 
 
 @app.command(name="knowledge-graph")
@@ -37,7 +38,7 @@ def knowledge_graph(
     console = TextConsole()
     with console.status("making the knowledge graph …"):
         summary = build_knowledge_graph(out, seed)
-    console.print(summary, highlight=False)
+    _print_summary(console, out, summary)
 
 
 @app.command()
@@ -66,7 +67,7 @@ def countdown(
     console = TextConsole()
     with console.status("making the problems …"):
         summary = build_countdown(out, {"train": train, "test": test}, sizes, max_target, seed, max_number)
-    console.print(summary, highlight=False)
+    _print_summary(console, out, summary)
 
 
 def public(
@@ -91,11 +92,11 @@ def public(
     from forage_cli.datasets.public_questions import convert_collection, fetch_collection
 
     source = str(context.info_name)
-    console = TextConsole()
+    console, folder = TextConsole(), out or Path("data") / source
     with console.status(f"making {source} …"):
         files = dict(map(_parse_split_file, file)) if file else fetch_collection(source, cache)
-        summary = convert_collection(source, files, out or Path("data") / source)
-    console.print(summary, highlight=False)
+        summary = convert_collection(source, files, folder)
+    _print_summary(console, folder, summary)
 
 
 @app.command(short_help="Fetch Search-R1's Wikipedia of 2018 and its FAISS file.")
@@ -154,7 +155,14 @@ def coverage(
     import asyncio
     import json
 
-    from forage_cli.datasets.coverage import ALL, ask_retriever, build_table, find_answers, summarize
+    from forage_cli.datasets.coverage import (
+        ALL,
+        ask_retriever,
+        build_table,
+        find_answers,
+        list_question_files,
+        summarize,
+    )
     from forage_cli.local.home import load_recipe
     from forage_cli.terminal.progress import show_progress
     from forage_records.questions import read_questions
@@ -163,7 +171,7 @@ def coverage(
 
     settings = load_recipe(config, overrides or [])
     console, depth = TextConsole(), topk or settings.retriever.topk
-    files = questions or list(dict.fromkeys([*settings.data.train_paths, *settings.data.val_files]))
+    files = questions or list_question_files(settings)
     if not files:
         raise DataError("there is no file of questions: name one by data.train_files, data.val_files or --questions")
     rows = read_questions(files).rows
@@ -183,6 +191,22 @@ def coverage(
         figures = {name: part.to_json() for name, part in parts.items()}
         json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+def _print_summary(console: TextConsole, folder: Path, summary: object) -> None:
+    """Print what a data set has, a line for each fact; digests are whole in its manifest."""
+    lines = [f"{folder}:", *(f"  {name}: {_describe(value)}" for name, value in vars(summary).items())]
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+def _describe(value: object) -> str:
+    """A count, the begin of a digest, or these by name."""
+    if isinstance(value, Mapping):
+        inner = (
+            (key, f"({_describe(one)})" if isinstance(one, Mapping) else _describe(one)) for key, one in value.items()
+        )
+        return ", ".join(f"{key} {text}" for key, text in inner) or "none"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.12}"
 
 
 def _parse_split_file(text: str) -> tuple[str, Path]:

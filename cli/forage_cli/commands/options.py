@@ -31,16 +31,35 @@ WithConsole = Annotated[
 ]
 
 
-def load_run_settings(config: Path | None, overrides: list[str] | None, base_port: int | None, run: str) -> Settings:
-    """Load the settings of a command that uses services: the demo's where no file is given, under the run id `run`."""
-    from forage_cli.local.hardening import adopt_security
+def load_run_settings(
+    config: Path | None,
+    overrides: list[str] | None,
+    base_port: int | None,
+    run: str,
+    program: str = "rollout",
+) -> Settings:
+    """Load the settings of a command that uses services, under the run id `run`.
+
+    Without a file they are those of the stack that runs here, and the demo's where none does.
+
+    Args:
+        program: the service that the command calls.
+
+    Raises:
+        UserError: several stacks run, or services run that do not use what is asked for.
+    """
     from forage_cli.local.home import DEMO, find_home, load_recipe
-    from forage_cli.local.stack import shift_ports
+    from forage_cli.local.running import check_running, find_running, names_address
+    from forage_cli.local.stack import Program, shift_ports
     from forage_runtime.settings import load_settings
 
-    merged = [*shift_ports(base_port), f"run.id={run}", *(overrides or [])]
-    settings = load_recipe(config or find_home() / DEMO, merged)
-    latest = settings.run.dir / "latest/settings.yaml"
-    if config or not latest.is_file():
-        return settings
-    return adopt_security(settings, load_settings(latest, (), {}), latest.parent)
+    ports, given = shift_ports(base_port), overrides or []
+    stack = None
+    if config is None and not names_address(given):
+        stack = find_running(base_port)
+    if stack is not None:
+        settings = load_settings(stack.file, [f"run.id={run}", *given])
+    else:
+        settings = load_recipe(config or find_home() / DEMO, [*ports, f"run.id={run}", *given])
+    check_running(settings, given, Program(program))
+    return settings

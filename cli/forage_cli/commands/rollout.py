@@ -35,9 +35,7 @@ def sample(
     samples: Annotated[int, typer.Option("--samples", "-n", min=1, help="Samples per question.")] = 1,
     seed: Annotated[int, typer.Option(min=1, help="Seed of the first sample of the first question.")] = 1,
     limit: Limit = None,
-    model: Annotated[
-        Path | None, typer.Option(help="Model folder to serve, if no services are running.", show_default=False)
-    ] = None,
+    model: Annotated[Path | None, typer.Option(help="Model folder to start services for.", show_default=False)] = None,
     config: Config = None,
     base_port: BasePort = None,
 ) -> None:
@@ -112,7 +110,8 @@ def replay(
     if rescore == rerun:
         raise UserError("give one of --rescore and --rerun")
     console = TextConsole()
-    settings = load_run_settings(config, overrides, base_port, "replay")
+    program = Program.REWARD if rescore else Program.ROLLOUT
+    settings = load_run_settings(config, overrides, base_port, "replay", program)
     stored = read_header(file)
     done = read_ids(out) if out else set()
     chosen = _select_trajectories(file, done, limit, rescore)

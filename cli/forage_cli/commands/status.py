@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -56,7 +55,7 @@ def status(
     table = make_table("service", "state", "process", "address", left=4)
     for program, one in found.items():
         main = next((process for process in one.processes if process.is_main), None)
-        state = Text(one.state, style="green" if one.state == "ready" and not one.stopped else "yellow")
+        state = Text(one.state, style="green" if one.state in ("ready", "done") and not one.stopped else "yellow")
         pid = f"{main.pid}{' stopped' if main.is_stopped else ''}" if main is not None else ""
         table.add_row(program, state, pid, urls[program])
     console.print(table)
@@ -80,19 +79,16 @@ def status(
 
 
 def find_settings(config: Path | None, base_port: int | None) -> Path | None:
-    """Return the given file, else the settings of what runs here at these ports, else of the latest run, else None."""
-    from forage_cli.local.processes import find_supervisor
-    from forage_cli.local.stack import RECORD, shift_ports
-    from forage_runtime.errors import SettingsError
-    from forage_runtime.settings import load_settings
+    """Return the given file, else the settings of what runs here at these ports, else of the latest run, else None.
+
+    Raises:
+        UserError: several runs have services here.
+    """
+    from forage_cli.local.running import find_running
 
     if config is not None:
         return config
-    runs, latest = Path("runs"), Path("runs/latest/settings.yaml")
-    redis = next(iter(shift_ports(base_port)), "").partition("=")[2]
-    for record in sorted(runs.glob(f"*/{RECORD}"), key=lambda file: file.stat().st_mtime, reverse=True):
-        file = record.with_name("settings.yaml")
-        with suppress(SettingsError):  # of another version
-            if find_supervisor(record) and (not redis or load_settings(file, (), {}).redis.url == redis):
-                return file
+    latest = Path("runs/latest/settings.yaml")
+    if stack := find_running(base_port):
+        return stack.file
     return latest if latest.is_file() else None

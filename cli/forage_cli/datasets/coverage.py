@@ -6,17 +6,22 @@ articles). Rewards of substrings would also find it inside longer words.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from forage_records.questions import Question
+from forage_records.questions import Question, read_questions
 from forage_runtime.clients.retriever import RetrieverClient
+from forage_runtime.files.corpus import read_rows
 from forage_runtime.security.token_file import open_token_file
 from forage_runtime.settings import Settings
+from forage_runtime.settings.rollout import DEFAULT_ENVIRONMENT
 from forage_runtime.text.answers import normalize_answer
 
 ALL = "all"
@@ -24,6 +29,9 @@ _TRIVIAL = frozenset({"yes", "no", "true", "false"})
 _BATCH = 64
 _EVERY = 1024
 """Passages between two looks whether every answer has been found."""
+_SAMPLED, _MOST_PASSAGES = 500, 50_000
+"""Questions of a data source, and passages, that `find_uncovered` reads in a few seconds."""
+_FEW = 0.5
 
 
 @dataclass
@@ -127,6 +135,43 @@ def summarize(
             if hits is not None and part.in_topk is not None:
                 part.in_topk += hits[number]
     return {name: parts[name] for name in sorted(parts, key=lambda name: (name == ALL, name))}
+
+
+def find_uncovered(settings: Settings) -> list[str]:
+    """Find the data sources that are to be searched and of which few questions have an answer in the corpus.
+
+    Judges a sample of the questions, and no corpus of more passages than `_MOST_PASSAGES`.
+
+    Returns:
+        A sentence for each.
+
+    Raises:
+        DataError: questions or corpus cannot be read.
+    """
+    if settings.retriever.index is not None or settings.retriever.shards or not settings.rollout.max_turns:
+        return []
+    searched: dict[str, list[Question]] = defaultdict(list)
+    for question in read_questions(list_question_files(settings)).rows:
+        route = settings.rollout.environments.get(question.data_source)
+        if route is None or route.name == DEFAULT_ENVIRONMENT:
+            searched[question.data_source].append(question)
+    sample = [question for rows in searched.values() for question in rows[:: -(-len(rows) // _SAMPLED)]]
+    with closing(read_rows(settings.data.corpus)) as rows:
+        passages = (str(fields["contents"]) for _, fields, _ in rows)
+        parts = summarize(sample, find_answers(sample, itertools.islice(passages, _MOST_PASSAGES)))
+        if next(rows, None) is not None:  # the answers may be in what was not read
+            return []
+    return [
+        f"the corpus has an accepted answer for {part.in_corpus:,} of {part.sought:,} questions of {name}, and no "
+        "policy learns the others from what it reads: 'forage data coverage' shows some"
+        for name, part in parts.items()
+        if name != ALL and part.in_corpus < _FEW * part.sought
+    ]
+
+
+def list_question_files(settings: Settings) -> list[Path]:
+    """List the files of questions of a recipe, each once."""
+    return list(dict.fromkeys([*settings.data.train_paths, *settings.data.val_files]))
 
 
 async def ask_retriever(

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from forage_cli.evaluation.measures import QuestionResult
 from forage_cli.evaluation.methods import Method
 from forage_cli.evaluation.plan import RELEVANT_SETTINGS, ROUTES, EvaluationPlan
-from forage_cli.evaluation.policies import EvaluatedPolicy, Kind
+from forage_cli.evaluation.policies import EvaluatedPolicy, Kind, hash_model_folder, hash_tokenizer
 from forage_cli.evaluation.results import group_by_source, read_rows
 from forage_cli.local.home import is_checkout
 from forage_proto.v1.trajectory_pb2 import Provenance
@@ -27,12 +27,15 @@ from forage_runtime import __version__
 from forage_runtime.errors import DataError, UserError
 from forage_runtime.files import durable
 from forage_runtime.settings import Settings
+from forage_runtime.text.redaction import redact_url
 
 SEARCHED = "searched.json"
 _ELSEWHERE = ("retriever.index", "data.corpus", "data.template_date")
 """Settings that a card holds better: digests of what was searched, whatever its place, and the date of that day."""
 
 _ENVIRONMENTS, _ENVIRONMENT = "rollout.environments", "environment of "
+_RERANKER, _TOKENIZER = "retriever.rerank.model", "model.path"
+_OTHER_MODELS = {_RERANKER: "reranker", _TOKENIZER: "tokenizer of the endpoint"}
 _REMEDY = "give a file that 'forage eval … --card FILE' wrote"
 
 
@@ -111,6 +114,7 @@ class Inputs(_Part):
 
     settings: by dotted name, those of `RELEVANT_SETTINGS` and `reward.routes` of the data sources, without environments
         of one's own. own_code: SHA-256 of the file of each reward and environment of one's own; "" of a module.
+    other_models: SHA-256 of the reranker, or its address where a server reranks, and of an endpoint's tokenizer.
     template_variables, template_date: what chat templates are given.
     """
 
@@ -120,6 +124,7 @@ class Inputs(_Part):
     sampling: CardSampling
     settings: dict[str, Any]
     own_code: dict[str, str]
+    other_models: dict[Literal["retriever.rerank.model", "model.path"], str]
     template_variables: dict[str, Any]
     template_date: date
 
@@ -217,9 +222,19 @@ def describe_inputs(plan: EvaluationPlan, settings: Settings) -> Inputs:
         sampling=CardSampling(**asdict(plan.sampling)),
         settings=kept,
         own_code={what: _hash_code(name) for what, name in sorted(own.items())},
+        other_models=_describe_other_models(plan, settings),
         template_variables=json.loads(plan.template.variables or "{}"),
         template_date=date.fromisoformat(plan.template.today),
     )
+
+
+def _describe_other_models(plan: EvaluationPlan, settings: Settings) -> dict[Any, str]:
+    rerank, models = settings.retriever.rerank, dict[str, str]()
+    if rerank.model:
+        models[_RERANKER] = redact_url(rerank.url) if rerank.url else hash_model_folder(Path(rerank.model))
+    if any(policy.kind is Kind.ENDPOINT for policy in plan.policies):
+        models[_TOKENIZER] = hash_tokenizer(settings.model.path)
+    return models
 
 
 def _name_source(policy: EvaluatedPolicy) -> str:
@@ -295,6 +310,9 @@ def list_differences(card: Inputs, now: Inputs) -> list[str]:
     for what in sorted(card.own_code.keys() | now.own_code.keys()):
         if card.own_code.get(what) != now.own_code.get(what):
             found.append(f"{what}: other code; --config names the settings with the card's")
+    for setting in sorted(card.other_models.keys() | now.other_models.keys()):
+        if card.other_models.get(setting) != now.other_models.get(setting):
+            found.append(f"{setting}: not the card's {_OTHER_MODELS[setting]}; --config names the settings with it")
     before, after = _list_values(card), _list_values(now)
     for name in sorted(before.keys() | after.keys()):
         if name not in _ELSEWHERE and before.get(name) != after.get(name):

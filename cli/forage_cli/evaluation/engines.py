@@ -73,7 +73,8 @@ def start_engine(policies: Sequence[EvaluatedPolicy], settings: Settings, consol
         allowed = (*settings.security.allowed_addresses, *folders)
         security = settings.security.model_copy(update={"allowed_addresses": allowed})
         settings = settings.model_copy(update={"rollout": rollout, "security": security})
-    with serving.ensure_services(settings, console, SERVING, first.folder) as settings:
+    model = None if first.kind is Kind.RUNNING else first.folder
+    with serving.ensure_services(settings, console, SERVING, model, activity="evaluating") as settings:
         yield settings
 
 

@@ -10,6 +10,7 @@ from forage_cli.evaluation.methods import Method, is_countdown
 from forage_proto.v1.trajectory_pb2 import ActionKind, Role, Status, Trajectory
 from forage_records.questions import Question
 from forage_records.statistics import mean_known
+from forage_records.trajectory_file import count_searches
 from forage_runtime.text.answers import f1, is_retrieval_correct, normalize_answer, subem_check
 from forage_runtime.text.enums import name_value
 from forage_runtime.text.tags import Tag, find_blocks
@@ -97,7 +98,7 @@ def measure_question(
         if texts
         else None,
         f1=mean_known(f1(text, targets) if text is not None else 0.0 for text in given) if texts else None,
-        searches=mean_known(trajectory.valid_searches for trajectory in judged),
+        searches=mean_known(count_searches(trajectory.turns) for trajectory in judged),
         turns=mean_known(len(trajectory.turns) for trajectory in judged),
         hit=mean_known(float(is_retrieval_correct(find_shown_passages(method, t), targets)) for t in judged)
         if texts and method in (Method.SEARCH, Method.RAG)

@@ -17,16 +17,17 @@ from forage_runtime.files.model_folder import check_model_folder, read_model_sha
 from forage_runtime.settings import SecuritySettings
 from forage_runtime.settings.base import check_url
 from forage_runtime.text.redaction import redact_url
-from forage_weights.folders import open_whole
+from forage_weights.folders import list_published, open_whole
 from forage_weights.signed_folder import verify_published
 
 RUNNING = "running"
 _NAMED = re.compile(r"([\w.@-]+)=(.+)")
 _UNNAMEABLE = re.compile(r"[^\w.@-]")
 _VERSION = re.compile(r"(.+)@(latest|best|\d+)")
-_FOLDER = re.compile(r"v(\d+)-e(\d+)", re.ASCII)
 _FORMS = "a model folder, RUN@latest, RUN@best, RUN@<version>, http(s)://…/v1, or 'running'"
 _TEXTS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "**/*.onnx")
+"""The last two are of rerankers."""
 _INCIDENTAL = ("transformers_version", "_name_or_path")
 
 
@@ -77,8 +78,8 @@ def resolve_policy(text: str) -> EvaluatedPolicy:
     version = _VERSION.fullmatch(what)
     if version:
         run = Path(version[1])
-        folder = _find_published(run, version[2])
-        label = label or f"{run.resolve().name}@{_FOLDER.fullmatch(folder.name)[1]}"  # type: ignore[index]
+        number, folder = _find_published(run, version[2])
+        label = label or f"{run.resolve().name}@{number}"
         whole = open_whole(folder)
         return EvaluatedPolicy(label, Kind.FOLDER, what, whole, "", run, folder, hash_model_folder(whole))
     folder = Path(what)
@@ -147,8 +148,19 @@ def group_by_engine(policies: Sequence[EvaluatedPolicy]) -> list[list[EvaluatedP
 
 def hash_model_folder(folder: Path) -> str:
     """Hash weights, configuration, tokenizer and chat template with SHA-256."""
+    weights = (file for pattern in _WEIGHTS for file in folder.glob(pattern))
+    return _hash_files([*weights, *(folder / name for name in ("config.json", *_TEXTS))])
+
+
+def hash_tokenizer(folder: Path) -> str:
+    """Hash tokenizer and chat template with SHA-256."""
+    return _hash_files(folder / name for name in _TEXTS)
+
+
+def _hash_files(files: Iterable[Path]) -> str:
+    """Hash the files that exist, with their names."""
     whole = hashlib.sha256()
-    for file in sorted([*folder.glob("*.safetensors"), *(folder / name for name in ("config.json", *_TEXTS))]):
+    for file in sorted(files):
         if file.is_file():
             with file.open("rb") as stream:
                 whole.update(file.name.encode() + hashlib.file_digest(stream, "sha256").digest())
@@ -168,12 +180,12 @@ def _resolve_endpoint(label: str, url: str) -> EvaluatedPolicy:
     return EvaluatedPolicy(label or host, Kind.ENDPOINT, redact_url(url), url=url, digest=found)
 
 
-def _find_published(run: Path, version: str) -> Path:
+def _find_published(run: Path, version: str) -> tuple[int, Path]:
+    """Find a version of a run, in the folder of its last epoch."""
     RunFolder.open(run)
-    names = [name for folder in (run / "policies").glob("v*-e*") if (name := _FOLDER.fullmatch(folder.name))]
-    names.sort(key=lambda name: (int(name[2]), int(name[1])))
-    folders = {int(name[1]): run / "policies" / name[0] for name in names}  # version → folder of its last epoch
-    wanted = _choose_version(run, version, list(folders))
+    published = list_published(run)
+    folders = dict(published)
+    wanted = _choose_version(run, version, [number for number, _ in published])
     if wanted not in folders:
         best = " --best" if version == "best" else ""
         there = ", ".join(map(str, sorted(folders))) or "none"
@@ -181,12 +193,13 @@ def _find_published(run: Path, version: str) -> Path:
             f"{run} does not have the policy {version} (available versions: {there}): export it from a checkpoint "
             f"with 'forage trainer export {run} FOLDER{best}' and give that folder"
         )
-    return folders[wanted]
+    return wanted, folders[wanted]
 
 
-def _choose_version(run: Path, version: str, there: Sequence[int]) -> int | None:
+def _choose_version(run: Path, version: str, there: Sequence[int]) -> int:
+    """Choose the version; -1 where nothing is published. there: the versions, the newest last."""
     if version == "latest":
-        return there[-1] if there else None
+        return there[-1] if there else -1
     if version != "best":
         return int(version)
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -57,39 +56,6 @@ def harden(settings: Settings) -> Settings:
         if getattr(section, "auth_token_file", None) is None:
             changes[service] = section.model_copy(update={"auth_token_file": _make_token(folder / f"{service}.token")})
     return settings.model_copy(update=changes)
-
-
-def adopt_security(settings: Settings, running: Settings, folder: Path) -> Settings:
-    """Take certificates, tokens and keys from the settings of a run, if its services are those of the settings.
-
-    For commands that use the services of a run without its settings file: `forage ask` beside `forage demo`.
-
-    Args:
-        folder: that of the run. Whoever made it may have come from elsewhere, and only files in it are sent anywhere.
-
-    Raises:
-        SettingsError: the settings of the run name a secret that lies elsewhere.
-    """
-    if settings.rollout.grpc_address != running.rollout.grpc_address or running.security.profile != "hardened":
-        return settings
-    changes: dict[str, Section] = {"tls": running.tls, "security": running.security, "redis": running.redis}
-    for service in _WITH_TOKEN:
-        section: Section = getattr(settings, service)
-        changes[service] = section.model_copy(update={"auth_token_file": getattr(running, service).auth_token_file})
-    for setting, file in _list_secrets(changes):
-        if not file.resolve().is_relative_to(folder.resolve()):
-            raise SettingsError(
-                f"{setting} of {folder / 'settings.yaml'} is {file}, which is no file of that run: if you trust it,"
-                f" give its settings by --config {folder / 'settings.yaml'}"
-            )
-    return settings.model_copy(update=changes)
-
-
-def _list_secrets(sections: dict[str, Section]) -> Iterator[tuple[str, Path]]:
-    for name, section in sections.items():
-        for field in ("auth_token_file", "password_file", "sentinel_password_file", "key", "signing_key_file"):
-            if (file := getattr(section, field, None)) is not None:
-                yield f"{name}.{field}", file
 
 
 def _make_own_folder(folder: Path) -> None:

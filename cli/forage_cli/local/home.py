@@ -14,10 +14,11 @@ import subprocess
 import tarfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from forage_runtime.errors import UserError
 from forage_runtime.files.folders import remove_leftovers, stage_folder
-from forage_runtime.settings import Settings, load_settings
+from forage_runtime.settings import Settings, check_settings, load_settings
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 ARCHIVE, DIGEST = "home.tar.gz", "home.digest"
@@ -130,14 +131,29 @@ def install(services: Sequence[str] = (), device: str = "") -> None:
 def load_recipe(config: Path | None, overrides: Iterable[str]) -> Settings:
     """Load settings of a file, which may be one of Forage's own recipes, from any folder.
 
-    `model.path` may be a model of Forage's own, too: what is in the working directory goes first.
+    `model.path` may be a model of Forage's own, and the code of a recipe, `FILE.py:NAME`, an example of its own: what
+    is in the working directory goes first.
 
     Raises:
         UserError: as `load_settings`.
     """
     settings = load_settings(config and _find_shipped(config), list(overrides))
+    tree = settings.model_dump(mode="json")
+    placed = _place_code(tree)
+    if placed != tree:
+        settings = check_settings(placed)
     path = _find_shipped(settings.model.path)
     return settings.model_copy(update={"model": settings.model.model_copy(update={"path": path})})
+
+
+def _place_code(value: Any) -> Any:
+    """The values of settings with each `FILE.py:NAME` where `_find_shipped` finds it."""
+    if isinstance(value, dict):
+        return {key: _place_code(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_place_code(one) for one in value]
+    file, colon, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    return f"{_find_shipped(Path(file))}{colon}{name}" if file.endswith(".py") else value
 
 
 def _find_shipped(path: Path) -> Path:

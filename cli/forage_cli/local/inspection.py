@@ -6,12 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 
 from forage_cli.local.family import RunProcess, list_processes
 from forage_cli.local.stack import RECORD, Program
 from forage_queue.streams.client import StreamClient
+from forage_records.run_folder import DONE, RunFolder
 from forage_runtime.clients.health import (
     ANSWER_S,
     ServiceHealth,
@@ -31,8 +33,8 @@ _LIST_S = 4.0
 class Inspection(ServiceHealth):
     """What was found out about one service.
 
-    state: also starting (it does not listen yet), or dead (its process has ended, and its supervisor has not started
-    another one).
+    state: also starting (it does not listen yet), dead (its process has ended, and its supervisor has not started
+    another one), or done (the trainer has said so: it answers nobody while it ends).
     processes: those on this machine that a supervisor has started for it; the first one is the service itself.
     """
 
@@ -82,7 +84,15 @@ def inspect_run(settings: Settings, others: Iterable[Callable[[], None]] = ()) -
         if one.state == "not running" and program in processes:
             is_alive = any(process.is_main for process in one.processes)
             one.state = "silent" if one.stopped else "starting" if is_alive else "dead"
+    trainer = found[Program.TRAINER]
+    if trainer.answered_s is None and not trainer.stopped and has_finished(settings.run.folder):
+        trainer.state = "done"
     return found
+
+
+def has_finished(run: Path) -> bool:
+    """Whether the trainer of a run has said that it is done."""
+    return RunFolder(run).read_progress().phase == DONE
 
 
 def _call_all(calls: Iterable[Callable[[], None]], limit_s: float) -> None:

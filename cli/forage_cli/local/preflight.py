@@ -135,6 +135,7 @@ def check_questions(settings: Settings) -> list[str]:
 def _check_split(settings: Settings, split: str, files: Sequence[Path], warnings: list[str]) -> None:
     from forage_records.questions import check_batch_size, check_routes, read_questions
 
+    require_all(partial(read_questions, [file]) for file in files if not file.is_file())  # each that is missing
     questions = read_questions(files)
     for place, file in enumerate(files):
         sources = {question.data_source for question in questions.rows if question.file == place}

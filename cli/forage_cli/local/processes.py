@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from forage_runtime.errors import ForageError, StartError, UserError
+from forage_runtime.errors import ForageError, RolledBackError, StartError, UserError
 from forage_runtime.files.durable import is_full, write_atomically
 from forage_runtime.telemetry.logs import SERVICE_FAILED, get_logger
 
@@ -84,6 +84,8 @@ class _Running:
 
     def count_deaths(self, code: int, lived_s: float) -> str:
         """Count a death; how often the service died, if that is too often to start it again, else nothing."""
+        if code == RolledBackError.exit_code:  # the trainer counts its rollbacks itself
+            return ""
         now = time.monotonic()
         self.quick_deaths = self.quick_deaths + 1 if lived_s < _HEALTHY_AFTER_S else 0
         if code > 0:

@@ -11,7 +11,7 @@ from types import TracebackType
 import httpx
 
 from forage_cli.local.family import RunProcess, list_family
-from forage_cli.local.inspection import ask_program
+from forage_cli.local.inspection import ask_program, has_finished
 from forage_cli.local.stack import Program, Stack
 from forage_runtime.clients.health import ANSWER_S, open_client
 
@@ -117,6 +117,9 @@ class Watch:
         if health.answered_s is not None:
             heard.at = time.monotonic()
             self._set_status(program, health.state, health.explain())
+            return self._report(program, heard, "")
+        if program is Program.TRAINER and has_finished(self._stack.folder):
+            self._set_status(program, "done", "")
             return self._report(program, heard, "")
         if time.monotonic() - heard.at <= (limit_s := ANSWER_S if heard.listens else START_S):
             return None  # for now it is what it was

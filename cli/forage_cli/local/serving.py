@@ -22,7 +22,7 @@ from forage_proto.v1.trajectory_pb2 import Policy, PolicyFile
 from forage_queue.streams.client import StreamClient
 from forage_runtime.addresses import split_address
 from forage_runtime.clients.health import list_health_urls
-from forage_runtime.errors import UnavailableError
+from forage_runtime.errors import UnavailableError, UserError
 from forage_runtime.files.model_folder import check_model_folder, list_weight_files
 from forage_runtime.security.audit import record_act
 from forage_runtime.security.signatures import RunSignatures
@@ -154,20 +154,33 @@ def _wait(
 
 @contextmanager
 def ensure_services(
-    settings: Settings, console: Console, programs: Sequence[Program] = SERVING, model: Path | None = None
+    settings: Settings,
+    console: Console,
+    programs: Sequence[Program] = SERVING,
+    model: Path | None = None,
+    default: Path | None = None,
+    activity: str = "serving",
 ) -> Iterator[Settings]:
     """Use running services, else start them and stop them when the block ends; yields their settings.
 
     Args:
         programs: services that the block needs; they count as running if the last one does.
-        model: policy to serve if services are started; None = model.path.
+        model: policy that was asked for, for which services must be started.
+        default: policy to serve if services are started without such a policy; None = model.path.
+        activity: as `Stack.activity`.
 
     Raises:
-        UserError: a check before the start failed, or the policy of a run is not signed as it must be.
+        UserError: a check before the start failed, the policy of a run is not signed as it must be, or services run and
+            a policy was asked for.
         UnavailableError: not ready within five minutes.
     """
     last = programs[-1]
     if is_running(settings, last):
+        if model is not None:
+            raise UserError(
+                f"services are already running at {settings.rollout.grpc_address}, and are not switched to {model}: "
+                "leave it out, start other services with --base-port, or end these"
+            )
         with console.status(f"waiting for the {last} service …") as spinner:
             _wait(lambda: list_waiting(settings, [last]), spinner)
         yield settings
@@ -175,7 +188,7 @@ def ensure_services(
     from forage_weights.folders import open_whole
     from forage_weights.signed_folder import verify_published
 
-    published = model or settings.model.path
+    published = model or default or settings.model.path
     policy = open_whole(published)
     verify_published(published, policy, settings.security)
     served = f" with the policy {policy} (about a minute)" if Program.ROLLOUT in programs else ""
@@ -187,6 +200,7 @@ def ensure_services(
         if is_whole
         else build_stack(harden(settings), programs, console)
     )
+    stack.activity = activity
     with interrupt_on_signals():
         try:
             start_stack(stack, console, policy if is_whole else None)

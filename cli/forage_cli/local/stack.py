@@ -15,9 +15,11 @@ from forage_cli.local.processes import Service, Supervisor, end_leftovers
 from forage_cli.local.redis import users as redis_users
 from forage_queue.streams.users import Role
 from forage_records.events import EventKind, EventLog
+from forage_records.run_folder import STATE
 from forage_runtime.addresses import split_address
 from forage_runtime.clients.health import ask_readiness, list_health_urls, open_client
 from forage_runtime.devices import count_cpus
+from forage_runtime.files.folders import write_json
 from forage_runtime.files.template_values import keep_template_date
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.stacks import FOLDER_VARIABLE
@@ -111,6 +113,8 @@ class Stack:
         Args:
             environments: more variables of a service, such as those that show it its GPUs.
         """
+        self.activity = "serving"
+        """What it is for where nothing is trained, as state.json tells those who look at the run."""
         self._environments = environments
         self.programs = tuple(programs)
         self.folder = settings.run.folder.absolute()
@@ -130,7 +134,11 @@ class Stack:
         """Write the settings and start every program."""
         self.folder.mkdir(parents=True, exist_ok=True)
         _write_settings(self.folder / "settings.yaml", self.settings)
+        if Program.TRAINER not in self.programs and not (self.folder / "metrics.jsonl").exists():
+            write_json(self.folder / "state.json", {"phase": self.activity})
         shutil.rmtree(self.folder / STACKS, ignore_errors=True)  # of processes that have ended
+        if Program.TRAINER in self.programs:
+            (self.folder / STATE).unlink(missing_ok=True)  # the part of the run before this one may be done
         if Program.REDIS in self.programs:
             redis_users.prepare_users(self._redis_folder, self.settings.run.id)
             self._loader = redis_users.FunctionLoader(self.settings, self._redis_folder)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, get_args
 from urllib.parse import urlsplit
 
 import yaml
 
-from forage_cli.migration.verl_file import is_unresolved
+from forage_cli.migration.verl_file import VerlFile, is_unresolved
 from forage_runtime.errors import SettingsError
 from forage_runtime.settings.actor import POLICY_LOSSES
 from forage_runtime.settings.loading import check_settings
@@ -69,7 +69,7 @@ class _Given:
         return self.count("data.train_batch_size", _DEFAULTS["data.train_batch_size"])
 
 
-def translate(values: Mapping[str, Any], source: str) -> str:
+def translate(file: VerlFile, source: str) -> str:
     """Translate the keys of verl, or of Search-R1, which is recognised by keys that verl lacks.
 
     Args:
@@ -81,6 +81,7 @@ def translate(values: Mapping[str, Any], source: str) -> str:
     Raises:
         SettingsError: a value cannot be taken.
     """
+    values = file.values
     is_search_r1 = any(key.startswith(_OF_SEARCH_R1) for key in values)
     settings = _DEFAULTS | (_SEARCH_R1_DEFAULTS if is_search_r1 else {})
     stated = {key: value for key, value in values.items() if value is not None}
@@ -108,10 +109,16 @@ def translate(values: Mapping[str, Any], source: str) -> str:
     comments = [
         f"# Translated from {source} by 'forage config from-verl'. Still to say here: data.corpus or retriever.index,",
         "# reward.routes for each data source, and how GPUs are shared ('forage plan').",
-        *(["#", "# Left out:"] if left_out else []),
-        *(f"# - {' '.join(sentence.split())}" for sentence in left_out),  # lines of a value must not end the comment
+        *_list_under("Left out", left_out),
+        *_list_under("Not read", file.unread),
     ]
     return "\n".join([*comments, str(yaml.dump(tree, Dumper=CoreDumper, sort_keys=False))])
+
+
+def _list_under(title: str, sentences: Sequence[str]) -> list[str]:
+    """Comments under a title; lines of a value must not end a comment."""
+    items = [f"# - {' '.join(sentence.split())}" for sentence in sentences]
+    return ["#", f"# {title}:", *items] if items else []
 
 
 def _build_tree(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -14,7 +14,9 @@ from forage_runtime.errors import DataError
 from forage_runtime.settings.loading import parse_yaml
 from forage_runtime.verl_keys import list_leaves
 
-_COMMENT_LINE = re.compile(r"^[ \t]*#.*\n?", re.MULTILINE)
+_COMMENT_LINE = re.compile(r"[ \t]*#")
+_HERE_DOCUMENT = re.compile(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1(?!\S)")
+_FILE_OF_KEYS = re.compile(r"--config-(?:name|path|dir)\b")
 _TRAINING = re.compile(r"(?:[^\s=]*[./])?main(?!_generation|_eval)(?:_\w+)?(?:\.py)?")
 """The word that names a program which trains: verl.trainer.main_ppo, recipe/dapo/main_dapo.py."""
 _KEY = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
@@ -26,15 +28,35 @@ _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,([^}]*))?\}")
 _MOST_REFERENCES = 10
 
 
-def read_verl_file(file: Path) -> dict[str, Any]:
-    """Key → value, as the file gives them; references to other keys and variables of the script are resolved.
+class VerlFile(NamedTuple):
+    """What a file says.
+
+    values: key → value; references to other keys and variables of the script are resolved. unread: for each line of a
+    script that may say more, why it is not read.
+    """
+
+    values: dict[str, Any]
+    unread: list[str]
+
+
+class Command(NamedTuple):
+    """A command of a script: where it begins, its words, and the lines of its here-document."""
+
+    line: int
+    words: list[str]
+    body: list[tuple[int, str]]
+
+
+def read_verl_file(file: Path) -> VerlFile:
+    """Read what a script or a YAML file says.
 
     Raises:
         DataError: it cannot be read, or names no key.
     """
     try:
         text = file.read_text(encoding="utf-8")
-        values = _read_yaml(file, text) if file.suffix in (".yaml", ".yml") else _read_script(text)
+        unread: list[str] = []
+        values = _read_yaml(file, text) if file.suffix in (".yaml", ".yml") else _read_script(text, unread)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
         raise DataError(f"{file} cannot be read ({reason}): give a shell script or a YAML file of verl") from None
@@ -43,7 +65,7 @@ def read_verl_file(file: Path) -> dict[str, Any]:
             f"{file} names no setting: expected a script with 'python3 -m verl.trainer.main_ppo key=value …', or a "
             "YAML file (.yaml)"
         )
-    return {key: _resolve(value, values) for key, value in values.items()}
+    return VerlFile({key: _resolve(value, values) for key, value in values.items()}, unread)
 
 
 def is_unresolved(value: Any) -> bool:
@@ -61,40 +83,67 @@ def _read_yaml(file: Path, text: str) -> dict[str, Any]:
     return {key: value for key, value in leaves if not key.startswith(("hydra.", "defaults"))}
 
 
-def _read_script(text: str) -> dict[str, Any]:
-    """The last value of each key of the last command that trains, or of all commands where none is known to."""
+def _read_script(text: str, unread: list[str]) -> dict[str, Any]:
+    """The last value of each key of the last command that trains, or of all commands where none is known to.
+
+    Args:
+        unread: is extended by what may say more.
+    """
     variables: dict[str, str] = {}
     others: dict[str, Any] = {}
     training: dict[str, Any] = {}
-    for words in _list_commands(text):
+    for line, words, _ in _list_all_commands(enumerate(text.splitlines(), 1), unread):
         named = words[1:] if words[:1] in (["export"], ["local"], ["declare"]) else words
         assignments = [_ASSIGNMENT.fullmatch(word) for word in named]
         if all(assignments):
             variables |= {found[1]: _expand(found[2], variables) for found in assignments if found}
             continue
-        line = list(_expand_words(words, variables))
-        start = next((place for place, word in enumerate(line) if _TRAINING.fullmatch(word)), None)
+        expanded = list(_expand_words(words, variables))
+        start = next((place for place, word in enumerate(expanded) if _TRAINING.fullmatch(word)), None)
         if start is not None:
-            training = _read_arguments(line[start:])
+            training = _read_arguments(expanded[start:])
+            files = [word for word in expanded[start:] if _FILE_OF_KEYS.match(word)]
+            unread += [f"line {line}: {word} names a file of keys: translate that file, too" for word in files]
+        elif words[0] in ("source", "."):
+            unread.append(f"line {line}: {' '.join(words[:2])} may set variables")
         else:
-            others |= _read_arguments(line)
+            others |= _read_arguments(expanded)
     return training or others
 
 
-def _list_commands(text: str) -> Iterator[list[str]]:
-    """The words of each line, continued ones joined; an array, `NAME=(word …)`, is one word `NAME=word …`.
+def _list_all_commands(lines: Iterable[tuple[int, str]], unread: list[str]) -> Iterator[Command]:
+    """The commands of a script, and those of a here-document that trains; others are files or programs."""
+    for command in _list_commands(lines):
+        yield command
+        if any(_TRAINING.fullmatch(word) for _, line in command.body for word in line.split()):
+            yield from _list_all_commands(command.body, unread)
+        elif command.body:
+            unread.append(f"line {command.line}: the here-document of '{command.words[0]}' is no command that trains")
+
+
+def _list_commands(lines: Iterable[tuple[int, str]]) -> Iterator[Command]:
+    """Each command, continued lines joined; an array, `NAME=(word …)`, is one word `NAME=word …`.
 
     Raises:
-        ValueError: a quotation has no end.
+        ValueError: a quotation, or a here-document, has no end.
     """
-    held = ""
+    held, begin = "", 0
     array: list[str] = []
-    for line in _COMMENT_LINE.sub("", text).replace("\\\n", " ").splitlines():
+    left = iter(lines)
+    for number, line in left:
+        if _COMMENT_LINE.match(line):  # also between continued lines
+            continue
+        begin = begin if held else number
+        if line.endswith("\\"):
+            held += f"{line[:-1]} "
+            continue
         held += f"{line}\n"
         try:
             words = shlex.split(held, comments=True)
         except ValueError:  # the quotation ends on a later line
             continue
+        ends = [found[2] for found in _HERE_DOCUMENT.finditer(held)]
+        body = [each for end in ends for each in _read_here_document(left, end)]
         held = ""
         if array or (words and _ARRAY.match(words[0])):
             array += words
@@ -102,9 +151,17 @@ def _list_commands(text: str) -> Iterator[list[str]]:
                 continue
             words, array = [_join_array(array)], []
         if words:
-            yield words
+            yield Command(begin, words, body)
     if held.strip():
         raise ValueError(f"a quotation has no end: {held.strip()[:80]!r}")
+
+
+def _read_here_document(left: Iterator[tuple[int, str]], end: str) -> Iterator[tuple[int, str]]:
+    for number, line in left:
+        if line.strip() == end:
+            return
+        yield number, line
+    raise ValueError(f"a here-document has no end: {end}")
 
 
 def _join_array(words: Sequence[str]) -> str:

@@ -70,7 +70,7 @@ def build_dashboard() -> Dashboard:
     )
     board.add_timeseries(
         "Behaviour",
-        "Shares of a step's trajectories: valid format, at least one valid search, with an answer, truncated. A search "
+        "Shares of a step's trajectories: valid format, at least one search, with an answer, truncated. A search "
         "rate that falls to 0 means that the policy answers from memory.",
         "percentunit",
         Query(_step("format_rate"), "format"),
@@ -97,7 +97,8 @@ def build_dashboard() -> Dashboard:
         "Means per trajectory.",
         "none",
         Query(_step("turns_mean"), "turns"),
-        Query(_step("searches_mean"), "valid searches"),
+        Query(_step("searches_mean"), "searches"),
+        Query(_step("searches_beyond_limit_mean"), "asked for beyond rollout.max_turns"),
         minimum=0,
     )
     board.add_timeseries(

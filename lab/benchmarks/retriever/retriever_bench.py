@@ -123,12 +123,12 @@ class Bench:
         """Measure the metrics of each mode over all questions, by `forage index eval`, and return its table, too."""
         self._steps.begin(f"quality of {precision}")
         command = [sys.executable, "-m", "forage_retriever.command", "eval", self._indexes[precision]]
-        command += [str(self._data.file), *_list_encoder_settings(precision)]
+        out = CACHE / f"{precision}-quality"
+        command += [str(self._data.file), "--out", str(out), *_list_encoder_settings(precision)]
         wide = build_environment() | {"COLUMNS": str(COLUMNS)}
-        table, _, report = (
-            subprocess.check_output(command, env=wide, text=True, encoding="utf-8").strip().rpartition("\n")
-        )
-        return table, {mode: by_source[ALL] for mode, by_source in json.loads(report)["quality"].items()}
+        table = subprocess.check_output(command, env=wide, text=True, encoding="utf-8").strip()
+        quality = json.loads((out / "eval.json").read_text(encoding="utf-8"))["quality"]
+        return table, {mode: by_source[ALL] for mode, by_source in quality.items()}
 
     def round(self, into: Measurements) -> None:
         """Measure every server under every load, and the floor."""

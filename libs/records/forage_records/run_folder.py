@@ -15,6 +15,8 @@ from forage_records.json_text import parse_json
 from forage_runtime.errors import DataError
 
 Row = dict[str, Any]
+STATE, DONE = "state.json", "done"
+"""The file with the trainer's phase, and the last phase."""
 WATCH = "watch-"
 """What the labels of watched questions begin with; the rest is the policy version."""
 _VALIDATION_S = 40.0
@@ -53,7 +55,7 @@ class RunFolder:
         return self._rows(self.path / "metrics.jsonl")
 
     def read_progress(self) -> Progress:
-        row = _read_object(self.path / "state.json") or {}
+        row = _read_object(self.path / STATE) or {}
         return Progress(**{field.name: row[field.name] for field in fields(Progress) if field.name in row})
 
     def read_validation(self, label: str) -> Row | None:
@@ -117,7 +119,7 @@ def estimate_time_left(steps: Sequence[Row], total: int, phase: str) -> float | 
     recent = steps[-20:]
     pace = (float(recent[-1]["time"]) - float(recent[0]["time"])) / (len(recent) - 1)
     left = (total - int(steps[-1]["step"])) * pace
-    return left + (_VALIDATION_S if phase != "done" else 0)
+    return left + (_VALIDATION_S if phase != DONE else 0)
 
 
 def _read_rows(file: Path) -> list[Row]:

@@ -11,7 +11,7 @@ from forage_proto.v1.trajectory_pb2 import ChatMessage, Prompt, Purpose, Samplin
 from forage_runtime.clients.calls import RefusedError
 from forage_runtime.clients.concurrency import map_concurrently
 from forage_runtime.clients.rollout import RolloutClient
-from forage_runtime.errors import DataError
+from forage_runtime.errors import DataError, UserError
 from forage_runtime.files.template_values import build_template_values
 from forage_runtime.settings import Settings
 from forage_runtime.text.search_prompt import format_search_prompt
@@ -46,8 +46,19 @@ def build_prompts(
     ]
 
 
+def check_question(question: str) -> None:
+    """Check that there is something to answer.
+
+    Raises:
+        UserError: there is not.
+    """
+    if not question.strip():
+        raise UserError('the question is empty: write one, such as "What is the capital of Mongolia?"')
+
+
 def build_ask_prompt(settings: Settings, question: str, temperature: float = 0.0, environment: str = "") -> Prompt:
-    """Build the prompt that asks one question for one trajectory."""
+    """Build the prompt that asks one question for one trajectory; raises as `check_question`."""
+    check_question(question)
     return Prompt(
         run_id=settings.run.id,
         group_uid=f"ask/{time.time_ns()}",

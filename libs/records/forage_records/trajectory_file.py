@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from google.protobuf.message import DecodeError
 
-from forage_proto.v1.trajectory_pb2 import ActionKind, Role, Score, Status, Trajectory
+from forage_proto.v1.trajectory_pb2 import ActionKind, Role, Score, Status, Trajectory, Turn
 from forage_runtime.errors import DataError
 from forage_runtime.files import durable
 from forage_runtime.text.enums import name_value
@@ -265,6 +265,11 @@ def read_exact_match(trajectory: Trajectory) -> float | None:
     return judged.total if judged.status == Status.STATUS_OK else None
 
 
+def count_searches(turns: Iterable[Turn]) -> int:
+    """Count the searches that were carried out. One beyond `rollout.max_turns` is valid, and is not carried out."""
+    return sum(turn.executed and turn.action == ActionKind.ACTION_KIND_SEARCH for turn in turns)
+
+
 def explain_failure(status: Status.ValueType, detail: str, score: Score) -> str | None:
     """Explain why a trajectory with this status and score has no reward; None where it has one."""
     if status != Status.STATUS_OK:
@@ -325,7 +330,7 @@ def _row(trajectory: Trajectory, end_of_turn: str) -> dict[str, Any]:
         "em": read_exact_match(trajectory),
         "components": [{"name": c.name, "raw": c.raw, "weighted": c.weighted} for c in score.components],
         "turns": len(trajectory.turns),
-        "searches": trajectory.valid_searches,
+        "searches": count_searches(trajectory.turns),
         "finished": trajectory.finished,
         "truncated": trajectory.truncated,
         "response_tokens": len(trajectory.loss_mask),

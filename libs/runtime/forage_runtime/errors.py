@@ -19,6 +19,12 @@ class StartError(ForageError):
     exit_code = 4
 
 
+class RolledBackError(ForageError):
+    """A guard rolled the run back to its newest checkpoint: the trainer exits with code 3, and resumes from there."""
+
+    exit_code = 3
+
+
 class SettingsError(UserError):
     """A setting is unknown, missing or malformed."""
 

@@ -1,4 +1,4 @@
-"""Folders of published policies as they lie side by side in a run: what they need, and whole ones out of deltas.
+"""Folders of published policies as they lie side by side in a run: their order, what they need, whole ones of deltas.
 
 A folder with a delta has a description of its policy, the announcement in JSON. Parts are looked for beside it, by the
 names of their folders, so that a run can be copied elsewhere.
@@ -6,6 +6,7 @@ names of their folders, so that a run can be copied elsewhere.
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -19,7 +20,33 @@ from forage_weights.delta import DeltaError, patch_files
 from forage_weights.tensors import SUFFIX
 
 DESCRIPTION, SIGNED = "policy.json", "signed.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _WHOLE = "whole-"
+_NAME = re.compile(r"v(\d+)-e(\d+)", re.ASCII)
+
+
+def parse_name(name: str) -> tuple[int, int] | None:
+    """The epoch and the version in the name of a policy's folder; None: it is no such name.
+
+    Policies are ordered by them: a trainer that went back to a checkpoint has a higher epoch and a lower version.
+    """
+    found = _NAME.fullmatch(name)
+    return (int(found[2]), int(found[1])) if found else None
+
+
+def list_published(run: Path) -> list[tuple[int, Path]]:
+    """List version and folder of the policies that a run has kept: whole ones, deltas and adapters, the newest last.
+
+    What `trainer.publish.uri` holds are copies of these folders.
+    """
+    folders = (run / "policies").glob("v*-e*")
+    orders = sorted((order, folder) for folder in folders if (order := parse_name(folder.name)) is not None)
+    return [(version, folder) for (_, version), folder in orders]
+
+
+def find_newest(run: Path) -> Path | None:
+    """The folder of the newest policy that a run has published, of whatever kind; None before the first one."""
+    return next((folder for _, folder in reversed(list_published(run))), None)
 
 
 def write_description(folder: Path, policy: Policy) -> None:
@@ -76,8 +103,16 @@ def open_whole(folder: Path) -> Path:
     """Find a folder that holds the whole policy: this one, or, if it holds a delta, one that is made beside it.
 
     Raises:
-        DataError, DiskFullError: as `make_whole`.
+        DataError: it holds an adapter alone; or as `make_whole`.
+        DiskFullError: as `make_whole`.
     """
+    if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
+        is_published = parse_name(folder.name) is not None
+        source = folder.parent.parent if is_published else "RUN"
+        raise DataError(
+            f"{folder} holds a LoRA adapter without its model, which only the engines of its run serve: write the "
+            f"policy of a checkpoint whole with 'forage trainer export {source} FOLDER', and give that folder"
+        )
     if describe_folder(folder) is None:
         return folder
     whole = name_whole(folder)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,8 @@ from forage_runtime.security.signatures import Purpose, RunSignatures, Signature
 from forage_runtime.settings import SecuritySettings
 from forage_weights.announcement import READERS, PolicyError, verify_files
 from forage_weights.digests import compute_digest, is_digest, verify_digest
-from forage_weights.folders import SIGNED, describe_folder, name_folder, strip_whole
+from forage_weights.folders import SIGNED, describe_folder, name_folder, parse_name, strip_whole
 from forage_weights.parallel import map_parallel
-
-_VERSION = re.compile(r"v\d+-e\d+", re.ASCII)
 
 
 def sign_folder(folder: Path, policy: Policy, signatures: RunSignatures) -> None:
@@ -80,7 +77,7 @@ def verify_published(folder: Path, whole: Path, security: SecuritySettings) -> s
 
 
 def _is_published(folder: Path) -> bool:
-    return folder.parent.name == "policies" and _VERSION.fullmatch(folder.name) is not None
+    return folder.parent.name == "policies" and parse_name(folder.name) is not None
 
 
 def _verify_folder(folder: Path, signatures: RunSignatures) -> str:

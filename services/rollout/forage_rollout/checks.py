@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from functools import partial
 
@@ -14,7 +15,7 @@ from forage_rollout.loop.trajectory_builder import Limits
 from forage_rollout.vllm_start import vllm_args
 from forage_runtime.clients.retriever import RetrieverClient
 from forage_runtime.errors import SettingsError
-from forage_runtime.files.model_folder import check_model_folder
+from forage_runtime.files.model_folder import check_model_folder, read_context
 from forage_runtime.problems import Check, list_common_checks, run_checks
 from forage_runtime.security.signatures import RunSignatures
 from forage_runtime.settings import Settings
@@ -26,6 +27,8 @@ def list_checks(settings: Settings) -> Iterator[Check]:
     yield from list_common_checks(settings, "rollout service", "rollout", "retriever", "reward")
     yield partial(_check_model, settings)
     yield partial(_check_context, settings)
+    if settings.model.path.is_dir():  # else `_check_model` says so
+        yield partial(_check_positions, settings)
     yield from (partial(_check_environment, settings, source) for source in rollout.environments)
     yield lambda: vllm_args.check_before_start(rollout.engine)
     yield lambda: sampling_check.check_before_start(settings)
@@ -52,6 +55,19 @@ def _check_context(settings: Settings) -> None:
         raise SettingsError(
             f"rollout.max_start_length = {rollout.max_start_length} is more than rollout.max_prompt_length = {prompt}, "
             "so the first turn would not see the beginning of its prompt: raise the latter"
+        )
+
+
+def _check_positions(settings: Settings) -> None:
+    """vLLM refuses a longer context too, but only when an engine starts."""
+    engine = settings.rollout.engine
+    if engine.endpoint or "hf_overrides" in engine.args or os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1":
+        return
+    most = read_context(settings.model.path)
+    if most is not None and engine.max_model_len > most:
+        raise SettingsError(
+            f"rollout.engine.max_model_len = {engine.max_model_len} is more than the {most} tokens of "
+            f"{settings.model.path}: lower it, and rollout.max_prompt_length + rollout.max_response_length, to {most}"
         )
 
 

@@ -17,7 +17,7 @@ from forage_queue.trainer.feeder import report_questions
 from forage_queue.trainer.gpu_lease import GpuLease, GpuLeaseError
 from forage_records.events import EventKind, EventLog
 from forage_records.questions import Questions
-from forage_runtime.errors import CollectiveTimeoutError, DiskFullError, FencedError, ForageError
+from forage_runtime.errors import CollectiveTimeoutError, DiskFullError, FencedError, ForageError, RolledBackError
 from forage_runtime.files.template_values import keep_template_date
 from forage_runtime.problems import require_all
 from forage_runtime.retries import CALL_TIMEOUT_S, Retries
@@ -27,7 +27,6 @@ from forage_runtime.settings import Settings
 from forage_runtime.stop import Stop, Stopped
 from forage_runtime.telemetry.health import Health, serve_health
 from forage_runtime.telemetry.logs import get_logger
-from forage_trainer.checkpoints.rollbacks import RolledBackError
 from forage_trainer.checkpoints.start import require_resumable
 from forage_trainer.checks import list_checks
 from forage_trainer.data.routes import EnvironmentCheck, check_rewards
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from forage_trainer.loop import TrainingLoop
 
 _GIVEN_UP = (FencedError, BatchTimeoutError, CollectiveTimeoutError, StaleGroupsError, DiskFullError, GpuLeaseError)
-EXIT_FAILED, EXIT_ROLLED_BACK, EXIT_STOPPED = 1, 3, 143
+EXIT_FAILED, EXIT_STOPPED = 1, 143
 
 
 def run_leader(settings: Settings, stop: Stop) -> int:
@@ -68,7 +67,7 @@ def run_leader(settings: Settings, stop: Stop) -> int:
         return EXIT_STOPPED
     except RolledBackError as error:
         get_logger().error("rolled_back", reason=str(error))
-        return EXIT_ROLLED_BACK
+        return error.exit_code
     except _GIVEN_UP as error:
         get_logger().error("trainer_gave_up", reason=str(error))
         return EXIT_FAILED

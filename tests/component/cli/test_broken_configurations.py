@@ -67,6 +67,15 @@ def test_a_mistake_in_files_or_between_settings_is_named_in_one_line(
     assert_named(find_problems([lambda: preflight.check_files(load(overrides, tmp_path))]), sentence)
 
 
+def test_every_file_of_questions_that_is_missing_is_named(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(prepared)
+    settings = load("data.train_files=[/no/a.parquet,/no/b.parquet] data.val_files=[/no/c.parquet]", tmp_path)
+    problems = find_problems([lambda: preflight.check_files(settings)])
+    assert [problem.split()[2] for problem in problems] == ["/no/a.parquet", "/no/b.parquet", "/no/c.parquet"]
+
+
 def test_services_are_asked_in_their_environments_and_all_problems_come_at_once(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,11 +133,12 @@ def test_a_service_that_fails_again_and_again_is_given_up_however_long_it_lives(
     assert supervisor.restarts == {"worker": 9}
 
 
-def test_a_service_that_others_end_again_and_again_is_started_again(
-    tmp_path: Path, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "sys.exit(3)"], ids=["others end", "rolls back"])
+def test_a_service_that_does_not_fail_is_started_again_however_often(
+    tmp_path: Path, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     monkeypatch.setattr(processes, "_HEALTHY_AFTER_S", 0.0)
-    supervisor.start(build_service(tmp_path, "import os; os.kill(os.getpid(), 9)"))
+    supervisor.start(build_service(tmp_path, f"import os, sys; {end}"))
     wait_until(supervisor, lambda: supervisor.restarts["worker"] > processes._FAILURES)
 
 

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from forage_command import RunForage, run_forage
 from key_pairs import make_keys
 from model_folders import write_smallest_model, write_weights
 from rich.console import Console
@@ -18,6 +19,8 @@ from forage_runtime.errors import DataError, SettingsError
 from forage_runtime.settings import RedisSettings, RunSettings, Settings
 from forage_weights.announcement import Admission
 from forage_weights.digests import compute_digest
+
+__all__ = ["run_forage"]
 
 
 def test_every_shard_of_a_policy_is_published(redis_server: RedisSettings, tmp_path: Path) -> None:
@@ -57,3 +60,17 @@ def test_a_policy_that_engines_would_refuse_is_not_published(redis_server: Redis
     changed = shutil.copytree(folder, tmp_path / "run/policies/v1-e1")
     with pytest.raises(DataError, match="is not signed"):  # before any service is started
         ensure_services(settings, Console(), [Program.ROLLOUT], changed).__enter__()
+
+
+def test_a_question_after_a_run_of_adapters_is_not_answered_by_another_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_forage: RunForage
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs/lora/policies/v9-e1"
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text("{}")
+    (tmp_path / "runs/latest").symlink_to("lora")
+    asked = run_forage("ask", "Why?", "--base-port", "1")  # nobody listens there
+    assert asked.code == 2
+    assert "runs/latest/policies/v9-e1 holds a LoRA adapter" in asked.stderr
+    assert "'forage trainer export runs/latest FOLDER'" in asked.stderr

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -21,8 +22,10 @@ from forage_cli.local.family import RunProcess, fetch_stacks, list_processes
 from forage_cli.local.inspection import ask_program, inspect_run
 from forage_cli.local.processes import Service
 from forage_cli.local.run_watch import Watch
+from forage_cli.local.running import list_running
 from forage_cli.local.stack import RECORD, STACKS, Program, Stack
 from forage_cli.main import app
+from forage_records.run_folder import STATE
 from forage_runtime.clients import health
 from forage_runtime.clients.health import ServiceHealth, ask_service, list_health_urls, open_client
 from forage_runtime.settings import RedisSettings, Settings, TlsSettings, load_settings
@@ -52,14 +55,15 @@ look_for_gold()
 
 
 class OneServiceStack(Stack):
-    """A stack whose reward service is the program above."""
+    """A stack whose one service is the program above."""
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings, [Program.REWARD])
+    def __init__(self, settings: Settings, program: Program = Program.REWARD) -> None:
+        super().__init__(settings, [program])
         self.hang = self.folder / "hang"
 
     def _service(self, program: Program) -> Service:
-        command = [sys.executable, "-c", SERVICE, self.settings.reward.health_address, str(self.hang)]
+        address = urlsplit(list_health_urls(self.settings)[program]).netloc
+        command = [sys.executable, "-c", SERVICE, address, str(self.hang)]
         environment = {FOLDER_VARIABLE: str(self.folder / STACKS)}
         return Service(program, command, self.folder / "log", environment)
 
@@ -75,16 +79,16 @@ def settings(tmp_path: Path, free_address: Callable[[], str]) -> Settings:
 def start(settings: Settings) -> Iterator[Callable[[], OneServiceStack]]:
     stacks: list[OneServiceStack] = []
 
-    def start() -> OneServiceStack:
-        stacks.append(OneServiceStack(settings))
+    def start(program: Program = Program.REWARD) -> OneServiceStack:
+        stacks.append(OneServiceStack(settings, program))
         stacks[0].start()
-        url = list_health_urls(settings)["reward"]
+        url = list_health_urls(settings)[program]
         wait_until(lambda: ask_service(url, settings.tls).is_ready, (stacks[0].folder / "log").read_text)
         return stacks[0]
 
     yield start
     for stack in stacks:
-        pid = stack.supervisor.pid(Program.REWARD)
+        pid = stack.supervisor.pid(stack.programs[0])
         if pid is not None:
             os.kill(pid, signal.SIGCONT)
         stack.stop()
@@ -103,7 +107,9 @@ def limit_answers(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 
 def test_status_shows_notes_and_waits_with_their_end(settings: Settings, start: Callable[[], OneServiceStack]) -> None:
-    pid = start().supervisor.pid(Program.REWARD)
+    stack = start()
+    assert stack.folder.resolve() in {one.folder for one in list_running()}
+    pid = stack.supervisor.pid(Program.REWARD)
     output, code = run_status(settings)
     assert code == 1, "the other services do not run"
     (row,) = (line.split() for line in output.splitlines() if line.startswith(" reward"))
@@ -255,6 +261,26 @@ def test_a_process_that_hangs_in_c_code_is_named_and_shows_its_stacks(
     assert "silent" in output
     assert "in look_for_gold" in output
     assert "has not answered for" in output
+
+
+def test_a_trainer_that_said_that_it_is_done_is_not_waited_for(
+    settings: Settings, start: Callable[[Program], OneServiceStack], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = settings.run.folder / STATE
+    state.parent.mkdir()
+    state.write_text('{"phase": "done"}')  # of the part of the run before this one
+    stack, said = start(Program.TRAINER), list[str]()
+    limit_answers(monkeypatch, 1.0)
+    stack.hang.touch()
+    with Watch(stack) as looking:
+        wait_until(lambda: looking.tick(said.append) or said)
+        assert "the trainer" in said[0], "it has not said it yet"
+        state.write_text('{"phase": "done"}')
+        wait_until(lambda: looking.statuses[Program.TRAINER].state == "done")
+    output, _ = run_status(settings)
+    (row,) = (line.split() for line in output.splitlines() if line.startswith(" trainer"))
+    assert row[1] == "done"
+    assert "has not answered" not in output
 
 
 def test_a_process_that_would_be_ended_by_the_signal_does_not_get_it(tmp_path: Path) -> None:

@@ -41,7 +41,6 @@ def index(
 ) -> Index:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FORAGE__RETRIEVER__CACHE_DIR", str(repository / ".cache/retriever"))
-    monkeypatch.setattr(main, "configure_logs", lambda *_: None)  # logs of later tests stay
     return Index(monkeypatch, capsys)
 
 
@@ -92,6 +91,15 @@ ERRORS = [
     (["inspect", "absent"], "absent is not an index"),
     (["verify", "taken"], "taken is not an index"),
 ]
+
+
+def test_a_copy_is_reported_in_sentences(index: Index, corpus: Path, tmp_path: Path) -> None:
+    _, pushed = index.run_all(
+        ["build", "one", "--corpus", corpus, "--mode", "bm25"], ["push", "one", str(tmp_path / "copies/one")]
+    )
+    assert pushed.returncode == 0, pushed.stderr
+    assert pushed.stdout == f"one is at {tmp_path}/copies/one\n"
+    assert '{"' not in pushed.stderr, "log lines of services"
 
 
 def test_a_user_error_is_one_sentence_and_exit_code_2(index: Index, corpus: Path, tmp_path: Path) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from numpy.typing import NDArray
 
 from forage_retriever.command import evaluate, tune
+from forage_retriever.command.fusion import Fusion
 from forage_retriever.encoders.encoder import Encoder
 from forage_retriever.index.build import build_index
 from forage_retriever.index.recipe import Recipe
@@ -43,8 +47,8 @@ def test_tuning_prints_settings_that_load(
     monkeypatch.setattr(evaluate, "SECONDS", 0.01)
     index, out = build(corpus, "cells", encoder, faiss_factory="IVF4,SQ8"), corpus / "new" / "tuned.yaml"
     settings = RetrieverSettings(bm25_weight=0.0, nprobe=1)
-    tune.tune_index(index, corpus / "questions.jsonl", settings, 0.9, out)
-    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    tune.tune_index(index, corpus / "questions.jsonl", settings, 0.9, out, as_json=True)
+    report = json.loads(capsys.readouterr().out)
     hybrid, vectors = report["hybrid"], report["vectors"]
     assert (report["tuned_on"], report["held_out"]) == (32, 32)
     assert hybrid["interval"][0] > 0 < hybrid["gain"]
@@ -64,9 +68,44 @@ def test_a_gain_within_noise_changes_nothing(
     printed = capsys.readouterr().out
     assert "within noise, so nothing changes" in printed
     assert "the present settings stay" in printed
-    assert json.loads(printed.splitlines()[-1])["settings"] == {}
     assert yaml.safe_load(out.read_text()) == {}
     assert load_settings(out, environ={}).retriever == RetrieverSettings()
+
+
+def test_a_fusion_that_finds_less_is_not_recommended(
+    corpus: Path, encoder: Encoder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prefer_vectors(judged: Sequence[object], fusion: Fusion) -> NDArray[np.float64]:
+        return np.full(len(judged), fusion.dense_weight - fusion.bm25_weight)
+
+    found = iter([1.0, 0.9, 0.9, 1.0])  # present, chosen, and each ranking alone
+    monkeypatch.setattr(tune, "score_fusion", prefer_vectors)
+    monkeypatch.setattr(tune, "_measure", lambda *_: dict.fromkeys(tune._SHOWN, next(found)))
+    index = build(corpus, "flat", encoder)
+    tune.tune_index(index, corpus / "questions.jsonl", RetrieverSettings(bm25_weight=1.0, dense_weight=0.1))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "recall@10 falls from 1.0000 to 0.9000, so nothing changes" in printed
+    assert "the present settings stay" in printed
+
+
+@pytest.mark.parametrize(("recall", "nprobe"), [(None, None), (0.01, 1)])
+def test_a_vector_search_that_finds_less_is_recommended_only_if_asked_for(
+    recall: float | None,
+    nprobe: int | None,
+    corpus: Path,
+    encoder: Encoder,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    efforts = [{"ef_search": None, "nprobe": n, "refine": None, "top10": 1.0, "qps": 9.0 / n} for n in (1, 4)]
+    monkeypatch.setattr(tune, "measure_efforts", lambda *_: efforts)
+    index = build(corpus, "cells", encoder, faiss_factory="IVF4,SQ8")
+    best = RetrieverSettings(bm25_weight=1.0, dense_weight=0.25, rrf_k=1, nprobe=4)
+    tune.tune_index(index, corpus / "questions.jsonl", best, recall, as_json=True)
+    report = json.loads(capsys.readouterr().out)
+    assert report["vectors"]["chosen"]["top10"] < report["vectors"]["present"]["top10"]
+    assert report["settings"].get("nprobe") == nprobe
+    assert ("so nothing changes" in report["vectors"]["verdict"]) == (nprobe is None)
 
 
 def test_what_cannot_be_tuned_is_said_in_a_sentence(corpus: Path, encoder: Encoder, tmp_path: Path) -> None:

@@ -8,9 +8,8 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from reward_process import Service
+from service_ports import check_grpc_port
 from waiting import WAIT_S
 
 from forage_proto.v1 import reward_pb2, trajectory_pb2
@@ -80,11 +79,7 @@ def test_rewards_probes_and_reflection_are_served(service: Service) -> None:
     sources = {reward.name: [use.data_source for use in reward.uses] for reward in described.rewards}
     assert sources["search_r1_format"] == ["world_facts"]
     assert sources["math"] == []
-    probe = health_pb2_grpc.HealthStub(service.channel).Check(
-        health_pb2.HealthCheckRequest(service="forage.v1.Reward"), timeout=20
-    )
-    assert probe.status == health_pb2.HealthCheckResponse.SERVING
-    assert "forage.v1.Reward" in ProtoReflectionDescriptorDatabase(service.channel).get_services()
+    assert check_grpc_port(service.address, "forage.v1.Reward") == "SERVING"
 
 
 def test_a_client_lists_the_data_sources_that_have_a_reward(service: Service) -> None:

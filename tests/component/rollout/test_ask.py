@@ -48,7 +48,7 @@ async def config(tmp_path: Path, char_codec: Any, free_address: Callable[[], str
     health.mark_started()
     state = ServiceState(health, running=True)
     api = RolloutApi(AgentBackend(settings, engine), state, 0x110000)
-    server = make_server(addresses["grpc_address"], api, None, settings.tls)
+    server, _ = make_server(addresses["grpc_address"], api, None, settings.tls)
     await server.start()
     probes = serve_health(addresses["health_address"], health)
     yield file

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from broken_configurations import REPOSITORY
 from environment_parts import CASINO, build_settings, run
+from pages import read_blocks
 from scripted_engine import ScriptedEngine
 
 from forage_proto.v1.trajectory_pb2 import Purpose, Status
@@ -132,9 +133,9 @@ def test_environments_are_checked_without_an_engine(
 
 
 async def test_the_examples_of_the_how_to_page_work(repository: Path, tmp_path: Path, char_codec: Any) -> None:
-    page = (repository / "docs/guide/write-an-environment.md").read_text()
-    (routes,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    page = repository / "docs/guide/write-an-environment.md"
+    (routes,) = (block.text for block in read_blocks(page, "yaml"))
+    (code,) = (block.text for block in read_blocks(page, "python"))
     file = tmp_path / "dice.py"
     file.write_text(code)
     for route in yaml.safe_load(routes)["rollout"]["environments"].values():

@@ -247,6 +247,19 @@ async def test_a_body_that_is_not_json_is_refused(client: httpx.AsyncClient) -> 
     assert response.json()["error"]["type"] == "invalid_request"
 
 
+@pytest.mark.parametrize(
+    ("headers", "cause"),
+    [
+        ({}, "content-type must say application/json: there is none"),
+        ({"content-type": "application/x-www-form-urlencoded"}, "it is application/x-www-form-urlencoded"),
+    ],
+)
+async def test_another_content_type_is_named(client: httpx.AsyncClient, headers: dict[str, str], cause: str) -> None:
+    response = await client.post("/v1/ask", content=b'{"question": "who?"}', headers=headers)
+    assert response.status_code == 422
+    assert cause in response.json()["error"]["message"]
+
+
 async def test_a_body_that_is_too_large_is_refused(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/ask", content=b" " * (MAX_BODY_BYTES + 1))
     assert response.status_code == 413

@@ -15,6 +15,8 @@ import pytest
 from certificates import Issuer
 from otlp_receiver import Receiver
 from rollout_backend import LINES, AgentBackend, LineEngine
+from service_ports import check_grpc_port
+from waiting import WAIT_S
 from waiting import wait_until_async as wait_until
 
 from forage_proto.v1.rollout_pb2 import (
@@ -30,6 +32,7 @@ from forage_proto.v1.trajectory_pb2 import ActionKind, ChatMessage, Policy, Prom
 from forage_rollout.metrics import Snapshot
 from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.grpc_api import RolloutApi, make_server
+from forage_rollout.serve.server import report_health
 from forage_runtime.clients.rollout import RolloutClient
 from forage_runtime.errors import SettingsError, UnavailableError
 from forage_runtime.security.token_file import TokenFile, authorization_metadata
@@ -72,7 +75,7 @@ async def stub(
     backend: AgentBackend, state: ServiceState, free_address: Callable[[], str]
 ) -> AsyncIterator[RolloutStub]:
     address = free_address()
-    server = make_server(address, RolloutApi(backend, state, vocabulary=0x110000), None, TlsSettings())
+    server, _ = make_server(address, RolloutApi(backend, state, vocabulary=0x110000), None, TlsSettings())
     await server.start()
     async with grpc.aio.insecure_channel(address) as channel:
         yield RolloutStub(channel)
@@ -89,6 +92,29 @@ async def test_a_prompt_is_run_and_scored(stub: RolloutStub) -> None:
     assert [t.status for t in group.trajectories] == [Status.STATUS_OK] * 2
     assert [t.score.total for t in group.trajectories] == [1.0] * 2
     assert group.group_uid.startswith("call/")  # nameless prompts do not share a name
+
+
+async def test_health_checks_and_reflection_are_served(
+    backend: AgentBackend, state: ServiceState, free_address: Callable[[], str]
+) -> None:
+    address = free_address()
+    server, probes = make_server(address, RolloutApi(backend, state), None, TlsSettings())
+    await server.start()
+    reporting = asyncio.create_task(report_health(state.health, probes))
+    state.health.wait_for("policy", "none is served yet")
+
+    async def wait_for(status: str) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while await asyncio.to_thread(check_grpc_port, address, "forage.v1.Rollout") != status:
+                await asyncio.sleep(0.05)
+
+    await wait_for("NOT_SERVING")
+    state.health.mark_ready("policy")
+    await wait_for("SERVING")
+    await probes.begin_shutdown()
+    await wait_for("NOT_SERVING")
+    reporting.cancel()
+    await server.stop(None)
 
 
 async def test_a_prompt_may_be_token_ids(stub: RolloutStub, engine: LineEngine) -> None:
@@ -198,7 +224,7 @@ async def test_with_a_token_file_calls_need_the_token_and_follow_its_rotation(
     file = tmp_path / "token"
     file.write_text("first\n")
     address = free_address()
-    server = make_server(address, RolloutApi(backend, state), TokenFile(file), TlsSettings())
+    server, _ = make_server(address, RolloutApi(backend, state), TokenFile(file), TlsSettings())
     await server.start()
     async with grpc.aio.insecure_channel(address) as channel:
         stub = RolloutStub(channel)
@@ -283,7 +309,7 @@ async def test_who_controls_the_engines_is_recorded(
     token, audit, address = tmp_path / "token", tmp_path / "audit.jsonl", free_address()
     token.write_text("secret\n")
     servicer = RolloutApi(backend, state, 0, audit, has_token=True)
-    server = make_server(address, servicer, TokenFile(token), TlsSettings())
+    server, _ = make_server(address, servicer, TokenFile(token), TlsSettings())
     await server.start()
     async with grpc.aio.insecure_channel(address) as channel:
         stub, metadata = RolloutStub(channel), (("authorization", "Bearer secret"),)
@@ -313,7 +339,7 @@ async def test_a_service_with_certificates_speaks_tls_alone(
     (tmp_path / "token").write_text("a-secret")
     tls = TlsSettings(**issuer.make_settings(issuer.issue("rollout"), require_client_cert=True))
     own = RolloutSettings(grpc_address=address, auth_token_file=tmp_path / "token", trajectory_timeout_s=1)
-    server = make_server(address, RolloutApi(backend, state), TokenFile(tmp_path / "token"), tls)
+    server, _ = make_server(address, RolloutApi(backend, state), TokenFile(tmp_path / "token"), tls)
     await server.start()
     async with RolloutClient(Settings(rollout=own, tls=tls)) as rollout:
         group = await rollout.run(build_prompt())

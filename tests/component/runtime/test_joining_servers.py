@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from connection_balancer import Balancer, open_balancer
-from failing_server import FailingServer, open_failing_server
+from failing_server import FailingServer, one_search_a_request, open_failing_server
 from reward_replica import ITEMS, Replica
 from waiting import wait_until_async
 
@@ -22,6 +22,7 @@ from forage_runtime.settings import RolloutSettings, Settings
 LONG_S = 300.0
 """Limit of what must not end by its limit."""
 SEARCHES = 40
+__all__ = ["one_search_a_request"]
 
 
 @pytest.fixture
@@ -50,6 +51,7 @@ async def search_at_once(retriever: RetrieverClient) -> None:
     await asyncio.gather(*(retriever.search(["a"]) for _ in range(SEARCHES)))
 
 
+@pytest.mark.usefixtures("one_search_a_request")
 async def test_a_retriever_that_joins_gets_half_of_the_searches(
     two: tuple[FailingServer, FailingServer], age: Age
 ) -> None:
@@ -66,6 +68,7 @@ async def test_a_retriever_that_joins_gets_half_of_the_searches(
         assert first.connections <= 3 * SEARCHES / 2
 
 
+@pytest.mark.usefixtures("one_search_a_request")
 async def test_connections_do_not_end_all_at_once(two: tuple[FailingServer, FailingServer], age: Age) -> None:
     first, _ = two
     async with RetrieverClient(first.address, LONG_S) as retriever:

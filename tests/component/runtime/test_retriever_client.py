@@ -10,7 +10,18 @@ from typing import Any
 
 import httpx
 import pytest
-from failing_server import HANG, NOT_HTTP, RESET, ROW, FailingServer, Order, build_reply, server
+from failing_server import (
+    HANG,
+    NOT_HTTP,
+    RESET,
+    ROW,
+    FailingServer,
+    Order,
+    Reply,
+    build_reply,
+    one_search_a_request,
+    server,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from loop_clock import LoopClock, loop_clock
@@ -27,7 +38,7 @@ from forage_runtime.telemetry.waits import list_waits
 
 LONG_S = 300.0
 """Limit of what must not end by its limit."""
-__all__ = ["loop_clock", "server"]
+__all__ = ["loop_clock", "one_search_a_request", "server"]
 
 
 class Clock:
@@ -104,6 +115,7 @@ async def test_transient_failures_are_retried(server: FailingServer, failure: Or
     assert read_total(calls.RETRIED) == retried + 2
 
 
+@pytest.mark.usefixtures("one_search_a_request")
 async def test_retry_after_is_respected_and_never_opens_the_circuit(server: FailingServer) -> None:
     later = build_reply(status=503, Retry_After="1")
     server.orders = [*[later] * (2 * FAILURES), build_reply()]
@@ -173,6 +185,7 @@ async def test_a_malformed_reply_is_an_error_of_its_own_and_not_retried(server: 
     assert len(server.requests) == 1
 
 
+@pytest.mark.usefixtures("one_search_a_request")
 async def test_an_open_circuit_sends_no_call_until_a_probe_succeeds(server: FailingServer) -> None:
     server.orders = [RESET]
     opened = read_total(OPENED)
@@ -197,6 +210,7 @@ async def test_an_open_circuit_sends_no_call_until_a_probe_succeeds(server: Fail
     assert read_total(OPENED) == opened + 2
 
 
+@pytest.mark.usefixtures("one_search_a_request")
 async def test_a_deadline_before_the_circuit_closes_fails_without_a_call(server: FailingServer) -> None:
     server.orders = [RESET]
     async with open_client(server) as hasty:
@@ -206,6 +220,91 @@ async def test_a_deadline_before_the_circuit_closes_fails_without_a_call(server:
         with pytest.raises(UnavailableError, match="no calls for"):
             await hasty.search(["a"])
     assert len(server.requests) == tried
+
+
+def find_by_query(request: dict[str, Any]) -> Reply:
+    """One document for each query, with the query's upper-case letter as its id."""
+    documents = [{"id": query.upper(), "contents": query} for query in request["queries"]]
+    return build_reply({"result": [[ROW | {"document": document}] for document in documents]})
+
+
+async def search_together(retriever: RetrieverClient, *queries: str, **options: Any) -> list[str]:
+    results = await asyncio.gather(*(retriever.search([query], **options) for query in queries))
+    return [result.documents[0][0].id for result in results]
+
+
+async def test_searches_that_begin_together_go_in_one_request_and_each_gets_its_own(server: FailingServer) -> None:
+    server.orders = [find_by_query]
+    async with open_client(server) as retriever:
+        assert await search_together(retriever, "a", "b", "c") == ["A", "B", "C"]
+        apart = await asyncio.gather(
+            search_together(retriever, "d", topk=1), search_together(retriever, "e", filters={"lang": "en"})
+        )
+    assert apart == [["D"], ["E"]], "what asks for something else goes alone"
+    assert server.requests[0]["queries"] == ["a", "b", "c"]
+    assert sorted(request["queries"] for request in server.requests[1:]) == [["d"], ["e"]]
+
+
+async def test_the_longest_trajectories_go_first_and_say_so(
+    server: FailingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forage_runtime.clients.retriever.MERGED", 2)
+    server.orders = [find_by_query]
+
+    async def search(query: str, context_tokens: int) -> None:
+        with searching_for(context_tokens):
+            await retriever.search([query])
+
+    async with open_client(server) as retriever:
+        lengths = {"a": 10, "b": 4000, "c": 300, "d": 2000}
+        await asyncio.gather(*(search(query, length) for query, length in lengths.items()))
+    sent = {tuple(request["queries"]): request["context_tokens"] for request in server.requests}
+    assert sent == {("b", "d"): 4000, ("c", "a"): 300}
+
+
+async def test_one_that_is_rejected_is_no_others_fault(server: FailingServer) -> None:
+    server.orders = [
+        lambda request: build_reply({"detail": "no such query"}, 422) if "b" in request["queries"] else build_reply()
+    ]
+    async with open_client(server) as retriever:
+        results = await asyncio.gather(*(retriever.search([query]) for query in "abc"), return_exceptions=True)
+    assert [isinstance(result, RefusedError) for result in results] == [False, True, False]
+    assert sorted(request["queries"] for request in server.requests) == [["a"], ["a", "b", "c"], ["b"], ["c"]]
+
+
+async def test_each_of_them_learns_why_there_is_no_answer(server: FailingServer) -> None:
+    server.orders = [build_reply({"result": [[]]})]
+    async with open_client(server) as retriever:
+        errors = await asyncio.gather(*(retriever.search([query]) for query in "ab"), return_exceptions=True)
+    assert all(isinstance(error, MalformedReplyError) for error in errors)
+    assert len(server.requests) == 1
+
+
+async def test_a_request_goes_on_for_those_who_still_wait_and_ends_with_the_last(server: FailingServer) -> None:
+    server.hold()
+    server.orders = [find_by_query]
+    async with open_client(server) as retriever:
+        first, second = (asyncio.create_task(retriever.search([query])) for query in "ab")
+        await wait_until_async(lambda: len(server.requests) == 1)
+        first.cancel()
+        server.release(1)
+        assert (await second).documents[0][0].id == "B"
+        both = [asyncio.create_task(retriever.search([query])) for query in "ab"]
+        await wait_until_async(lambda: len(server.requests) == 2)
+        assert is_calling(retriever)
+        for one in both:
+            one.cancel()
+        await wait_until_async(lambda: not is_calling(retriever))
+
+
+async def test_a_closed_client_leaves_nobody_waiting(server: FailingServer) -> None:
+    server.orders = [HANG]
+    retriever = open_client(server)
+    search = asyncio.create_task(retriever.search(["a"]))
+    await wait_until_async(lambda: len(server.requests) == 1)
+    await retriever.close()
+    with pytest.raises(asyncio.CancelledError):
+        await search
 
 
 def try_circuit(circuit: Circuit, error: BaseException | None) -> bool:
@@ -246,6 +345,7 @@ def test_a_circuit_opens_after_failures_and_closes_after_a_successful_probe(
         assert circuit.is_open == (probe_at >= 0)
 
 
+@pytest.mark.usefixtures("one_search_a_request")
 async def test_searches_that_wait_for_a_connection_of_this_process_do_not_fail(
     server: FailingServer, loop_clock: LoopClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

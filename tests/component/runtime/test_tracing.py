@@ -328,7 +328,7 @@ def test_log_lines_within_a_span_carry_its_ids(receiver: Receiver) -> None:
         ("tracing.endpoint=collector:4317", "tracing.endpoint"),
         ("tracing.sample_ratio=2", "tracing.sample_ratio"),
         ("tracing.protocol=udp", "tracing.protocol"),
-        ("tracing.enable=true", "did you mean 'enabled'"),
+        ("tracing.enable=true", "did you mean 'tracing.enabled'"),
     ],
 )
 def test_an_invalid_tracing_setting_is_named(override: str, complaint: str) -> None:

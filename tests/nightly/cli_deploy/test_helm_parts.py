@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 import shutil
 import subprocess
 import tarfile
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,16 +15,17 @@ import yaml
 from deployment_tools import HELMS, REPOSITORY, find_helm
 from helm_chart import (
     CHART,
-    NAMESPACE,
-    Object,
     find_object,
     list_containers,
     list_pods,
     parse_objects,
     render,
 )
+from helm_cluster import Cluster, cluster
 
 from forage_runtime.settings import load_settings
+
+__all__ = ["cluster"]
 
 FETCH = CHART / "files/fetch.py"
 
@@ -114,78 +112,11 @@ def test_fetch_refuses_an_archive_with_a_path_outside_its_folder(
     assert not (tmp_path / "data/escaped").exists()
 
 
-class _ApiServer(BaseHTTPRequestHandler):
-    """The part of Kubernetes' API that `lookup` calls, with Secrets of an earlier install."""
-
-    secrets: dict[str, str]
-    pages: dict[str, Object]
-
-    def do_GET(self) -> None:  # the name is http.server's
-        path = self.path.partition("?")[0]
-        name = path.rpartition("/")[2]
-        page: Object | None = self.pages.get(path)
-        if path.startswith(f"/api/v1/namespaces/{NAMESPACE}/secrets/") and name in self.secrets:
-            key, value = self.secrets[name].split("=")
-            data = {key: base64.b64encode(value.encode()).decode()}
-            owner = {"meta.helm.sh/release-name": "forage", "meta.helm.sh/release-namespace": NAMESPACE}
-            labels = {"app.kubernetes.io/managed-by": "Helm"}
-            metadata = {"name": name, "namespace": NAMESPACE, "labels": labels, "annotations": owner}
-            page = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}
-        missing = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
-        body = json.dumps(page or missing).encode()
-        self.send_response(200 if page else 404)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Print nothing."""
-
-
-def build_discovery_pages() -> dict[str, Object]:
-    """Discovery pages of a server that knows the kinds of the chart."""
-    kinds = {(item["apiVersion"], item["kind"]) for item in render("defaults")}
-    versions = sorted({version for version, _ in kinds})
-    groups = []
-    pages: dict[str, Object] = {"/version": {"major": "1", "minor": "37", "gitVersion": "v1.37.0"}}
-    for version in versions:
-        listed = [kind for where, kind in kinds if where == version]
-        resources = [
-            {"name": f"{kind.lower()}s", "namespaced": True, "kind": kind, "verbs": ["get"]} for kind in listed
-        ]
-        page = {"kind": "APIResourceList", "groupVersion": version, "resources": resources}
-        pages[f"/apis/{version}" if "/" in version else f"/api/{version}"] = page
-        if "/" in version:
-            entry = {"groupVersion": version, "version": version.partition("/")[2]}
-            groups.append({"name": version.partition("/")[0], "versions": [entry], "preferredVersion": entry})
-    pages["/api"] = {"kind": "APIVersions", "versions": ["v1"]}
-    pages["/apis"] = {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
-    return pages
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Path]:
-    """A kubeconfig of a cluster that has Redis' password from an earlier install."""
-    _ApiServer.secrets, _ApiServer.pages = {"forage-redis": "forage-trainer=kept-from-before"}, build_discovery_pages()
-    with ThreadingHTTPServer(("127.0.0.1", 0), _ApiServer) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        config = tmp_path / "kubeconfig"
-        address = f"http://127.0.0.1:{server.server_port}"
-        contexts = [{"name": "x", "context": {"cluster": "x", "user": "x"}}]
-        clusters, users = [{"name": "x", "cluster": {"server": address}}], [{"name": "x", "user": {}}]
-        tree = {"apiVersion": "v1", "kind": "Config", "current-context": "x"}
-        config.write_text(json.dumps(tree | {"contexts": contexts, "clusters": clusters, "users": users}))
-        yield config
-        server.shutdown()
-
-
 @pytest.mark.parametrize("version", HELMS)
-def test_an_upgrade_keeps_generated_secrets(version: str, cluster: Path) -> None:
-    command = [str(find_helm(version)), "template", "forage", str(CHART), "--namespace", NAMESPACE, "--dry-run=server"]
-    command += ["--kubeconfig", str(cluster), "--show-only", "templates/config/secrets.yaml"]
-    command += ["--disable-openapi-validation"]
-    ended = subprocess.run(command, capture_output=True, text=True)
+def test_an_upgrade_keeps_generated_secrets(version: str, cluster: Cluster) -> None:
+    data = {"forage-trainer": base64.b64encode(b"kept-from-before").decode()}
+    cluster.add("Secret", "forage-redis", "redis", data=data)
+    ended = cluster.render({}, version, "--show-only", "templates/config/secrets.yaml")
     assert ended.returncode == 0, ended.stderr
     objects = parse_objects(ended.stdout)
     kept, new = find_object(objects, "Secret", "forage-redis"), find_object(objects, "Secret", "rollout-token")
@@ -202,7 +133,8 @@ def test_added_rules_and_dashboards_are_installed_unchanged(tmp_path: Path) -> N
     (chart / "rules/added.yaml").write_text(yaml.safe_dump(group))
     (chart / "dashboards/added.json").write_text('{"title": "{{job}}"}\n')
     command = [str(find_helm("4.3")), "template", "forage", str(chart)]
-    command += ["--set", "monitoring.rules.enabled=true,monitoring.dashboards.enabled=true,monitoring.labels.release=p"]
+    command += ["--api-versions", "monitoring.coreos.com/v1"]
+    command += ["--set", "monitoring.dashboards.enabled=true,monitoring.labels.release=p"]
     ended = subprocess.run(command, capture_output=True, text=True)
     objects = parse_objects(ended.stdout)
     rule, dashboard = (
@@ -218,7 +150,7 @@ def test_added_rules_and_dashboards_are_installed_unchanged(tmp_path: Path) -> N
 def test_ray_nodes_have_the_environment_of_a_local_ray() -> None:
     source = "".join(
         (REPOSITORY / f"services/rollout/forage_rollout/{name}.py").read_text()
-        for name in ("deployments/cluster", "core/arguments")
+        for name in ("deployments/cluster", "vllm_start/vllm_args")
     )
     expected = set(re.findall(r'^ +"((?:RAY_SERVE|VLLM|HF|TQDM|OMP)_[A-Z_]+)": ', source, re.MULTILINE))
     expected.discard("RAY_SERVE_CONTROL_LOOP_INTERVAL_S")  # only for small machines

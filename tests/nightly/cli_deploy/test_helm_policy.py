@@ -1,4 +1,4 @@
-"""Pods meet the `restricted` profile and have limits and probes; network policies allow the architecture's calls."""
+"""Pods meet the `restricted` profile, and have limits, probes and their own secrets alone."""
 
 from __future__ import annotations
 
@@ -10,32 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from deployment_tools import find_checkov
-from helm_chart import MATRIX, Object, describe, find_object, list_containers, list_pods, render
-
-Ports = int | tuple[int, int]
-"""A port, or the first and the last one of a range."""
-CALLS: dict[tuple[str, str], set[Ports]] = {
-    ("rollout", "retriever"): {18610, 18611},
-    ("rollout", "reward"): {18620},
-    ("rollout", "redis"): {6379},
-    ("trainer", "redis"): {6379},
-    ("trainer", "reward"): {18620},
-    ("console", "retriever"): {18610},
-    ("console", "reward"): {18620, 18621},
-    ("console", "rollout"): {18630, 18631},
-    ("console", "trainer"): {18641},
-    ("console", "redis"): {6379},
-    ("test", "rollout"): {18630, 18631, 18632},
-}
-"""(caller, service) → ports, as in docs/start/architecture.md."""
-DIRECT_CALLS: dict[tuple[str, str], set[Ports]] = {
-    ("rollout", "trainer"): {18642, (32768, 60999)},
-    ("trainer", "rollout"): {(32768, 60999)},
-}
-"""Additional calls if the trainer sends policies to the engines itself."""
-PROBE_CALLS: dict[tuple[str, str], set[Ports]] = {("trainer", "rollout"): {18630, 18632}}
-"""Additional calls if training probes its policy."""
-METRICS_PORTS = {"retriever": 18610, "reward": 18621, "rollout": 18631, "trainer": 18641}
+from helm_chart import MATRIX, Object, describe, list_containers, list_pods, render
 
 
 def _list_all_pods(name: str) -> Iterator[tuple[Object, str, Object]]:
@@ -156,57 +131,6 @@ def test_each_part_has_the_password_of_its_own_user_of_redis_and_no_other(name: 
                     assert "/etc/forage/redis" in mounted
 
 
-def _read_component(selector: Object) -> str:
-    component: str = selector["matchLabels"]["app.kubernetes.io/component"]
-    return component
-
-
-def _list_peers(rule: Object, side: str) -> list[str]:
-    return [_read_component(peer["podSelector"]) for peer in rule[side] if set(peer) == {"podSelector"}]
-
-
-def _list_ports(rule: Object) -> set[Ports]:
-    return {(port["port"], port["endPort"]) if "endPort" in port else port["port"] for port in rule["ports"]}
-
-
-@pytest.mark.parametrize("name", MATRIX)
-def test_network_policies_allow_exactly_the_calls_of_the_architecture(name: str) -> None:
-    objects = render(name)
-    policies = [item for item in objects if item["kind"] == "NetworkPolicy"]
-    if name == "every option off":
-        assert not policies
-        return
-    deny = find_object(objects, "NetworkPolicy", "default-deny")["spec"]
-    assert deny == {
-        "podSelector": {"matchLabels": {"app.kubernetes.io/instance": "forage"}},
-        "policyTypes": ["Ingress", "Egress"],
-    }
-    ingress: dict[tuple[str, str], set[Ports]] = {}
-    egress: dict[tuple[str, str], set[Ports]] = {}
-    for policy in policies:
-        spec = policy["spec"]
-        if spec == deny:
-            continue
-        own = _read_component(spec["podSelector"])
-        for rule in spec["ingress"] or []:
-            for peer in _list_peers(rule, "from"):
-                if peer != own:
-                    ingress[peer, own] = _list_ports(rule)
-        for rule in spec["egress"] or []:
-            for peer in _list_peers(rule, "to"):
-                if peer != own:
-                    egress[own, peer] = _list_ports(rule)
-    assert ingress == egress
-    protected = {_read_component(policy["spec"]["podSelector"]) for policy in policies if policy["spec"] != deny}
-    calls = CALLS | {"probes during training": PROBE_CALLS, "every option on": DIRECT_CALLS}.get(name, {})
-    assert ingress == {call: ports for call, ports in calls.items() if set(call) <= protected}
-    running = {pod["metadata"]["labels"]["app.kubernetes.io/component"] for _, _, pod in _list_all_pods(name)}
-    assert protected == running | {"test"}
-    assert all(
-        pod["metadata"]["labels"]["app.kubernetes.io/instance"] == "forage" for _, _, pod in _list_all_pods(name)
-    )
-
-
 @pytest.mark.parametrize("name", MATRIX)
 def test_the_pod_of_user_rewards_has_no_token_of_the_cluster_and_no_data(name: str) -> None:
     for item, where, pod in _list_all_pods(name):
@@ -217,50 +141,6 @@ def test_the_pod_of_user_rewards_has_no_token_of_the_cluster_and_no_data(name: s
                 sources = json.dumps([container.get("env", []), container.get("envFrom", [])])
                 assert "secretKeyRef" not in sources, where
                 assert "secretRef" not in sources, where
-
-
-def test_external_traffic_is_limited_to_scraper_clients_object_store_and_collector() -> None:
-    def list_external(name: str, component: str, side: str) -> list[tuple[str, list[int]]]:
-        policy = find_object(render(name), "NetworkPolicy", f"forage-{component}")["spec"]
-        key = {"ingress": "from", "egress": "to"}[side]
-        peers = []
-        for rule in policy[side] or []:
-            for peer in rule[key]:
-                if set(peer) != {"podSelector"}:
-                    peers.append((json.dumps(peer, sort_keys=True), [port["port"] for port in rule.get("ports", [])]))
-        return peers
-
-    for component, port in METRICS_PORTS.items():
-        [(peer, ports)] = list_external("defaults", component, "ingress")
-        assert "monitoring" in peer
-        assert ports == [port]
-        if component == "reward":  # code of one's own runs in it: it looks up no names either
-            assert find_object(render("defaults"), "NetworkPolicy", "forage-reward")["spec"]["egress"] == []
-            continue
-        [(dns, ports)] = list_external("defaults", component, "egress")
-        assert "kube-dns" in dns
-        assert ports == [53, 53]
-    assert next(ports for _, ports in list_external("every option on", "reward", "egress")) == [53, 53]
-    assert ('{"namespaceSelector": {"matchLabels": {"team": "search"}}}', [18630, 18632]) in list_external(
-        "every option on", "rollout", "ingress"
-    )
-    ingress = list_external("every option on", "console", "ingress")
-    assert [("ingress-nginx" in peer, "monitoring" in peer, ports) for peer, ports in ingress] == [
-        (True, False, [18650]),
-        (False, True, [18650]),
-    ]
-    internet = ('{"ipBlock": {"cidr": "0.0.0.0/0"}}', [443])
-    assert internet in list_external("every option on", "retriever", "egress")
-    assert internet in list_external("every option on", "trainer", "egress")
-    assert internet not in list_external("every option on", "redis", "egress")
-    assert ('{"ipBlock": {"cidr": "10.0.0.0/8"}}', [443]) in list_external("every option on", "reward", "egress")
-    collector = (
-        '{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}',
-        [4317, 4318],
-    )
-    for component in METRICS_PORTS:
-        assert collector in list_external("every option on", component, "egress")
-    assert collector not in list_external("every option on", "redis", "egress")
 
 
 def test_the_grace_period_of_the_rollout_is_longer_than_its_drain() -> None:
@@ -294,17 +174,3 @@ def test_checkov_finds_nothing(tmp_path: Path) -> None:
     assert report["summary"]["passed"] > 500
     # Ray's autoscaler needs the token of its service account.
     assert failed == [("CKV_K8S_38", "Deployment.training.forage-rollout-0")]
-
-
-def test_a_trainer_that_sends_policies_listens_where_the_engines_may_connect() -> None:
-    data = find_object(render("every option on"), "ConfigMap", "forage-settings")["data"]
-    assert yaml.safe_load(data["settings.yaml"])["trainer"]["publish"]["direct_address"] == ":18642"
-    own = find_object(render("every option on"), "NetworkPolicy", "forage-rollout")["spec"]
-    for side, key in (("ingress", "from"), ("egress", "to")):  # engines that have a policy send it to others
-        assert any(
-            "rollout" in _list_peers(rule, key) and _list_ports(rule) == {(32768, 60999)}
-            for rule in own[side]
-            if "ports" in rule
-        )
-    data = find_object(render("defaults"), "ConfigMap", "forage-settings")["data"]
-    assert "direct_address" not in data["settings.yaml"]

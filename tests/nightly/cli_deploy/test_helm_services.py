@@ -49,7 +49,7 @@ class ContainerProcess:
         self.process = subprocess.Popen(
             [replacements.get(word, word) for word in self.container["command"]],
             env={**paths, **environment},
-            cwd=folder,
+            cwd=Path(self._relocate(self.container.get("workingDir", "") + "/", folder)),
             stderr=(folder / "log").open("wb"),
         )
 
@@ -104,7 +104,8 @@ def test_a_container_passes_its_probes_and_exits_on_sigterm(
     component: str, start: Callable[..., ContainerProcess], tmp_path: Path
 ) -> None:
     write_volumes(tmp_path)
-    running = start(component, {"settings": {"retriever": {"mode": "bm25"}}})
+    # A relative path, as recipes have them, begins at the volume.
+    running = start(component, {"settings": {"retriever": {"mode": "bm25"}, "data": {"corpus": "world/corpus.jsonl"}}})
     wait_for_probes(running, tmp_path)
     running.process.send_signal(signal.SIGTERM)
     assert running.process.wait(WAIT_S) == 0
@@ -162,6 +163,34 @@ def test_with_tls_probes_need_no_certificate_and_scrapes_do(
     assert scraped.status_code == 200
     assert "forage_" in scraped.text
     assert httpx.get(url.replace("https:", "http:"), timeout=WAIT_S).status_code == 400
+
+
+def test_several_trainer_processes_end_wrong_settings_with_the_exit_code_that_the_job_does_not_repeat(
+    tmp_path: Path,
+) -> None:
+    """torchrun, as the Job starts it: rank 0 refuses the questions while the other one waits for it."""
+    values = {"trainer": {"gpu": {"count": 2}, "terminationGracePeriodSeconds": 77}}
+    job = find_object(render_values(values), "Job")["spec"]
+    [container] = job["template"]["spec"]["containers"]
+    assert "--shutdown-timeout=77" in container["command"], "SIGKILL comes when the pod's own time is over"
+    environment = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
+    environment = {name: value for name, value in environment.items() if not name.startswith("FORAGE__")}
+    python = str(REPOSITORY / ".venvs/trainer/bin/python")
+    settings = [
+        f"run.dir={tmp_path}",
+        "data.train_files=[/no/such/train.parquet]",
+        "trainer.health_address=127.0.0.1:0",
+    ]
+    ended = subprocess.run(
+        [python if word == "python" else word for word in container["command"]] + settings,
+        env={"PATH": os.environ["PATH"], "GLOO_SOCKET_IFNAME": "lo", **environment},
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    [rule] = [rule for rule in job["podFailurePolicy"]["rules"] if rule["action"] == "FailJob"]
+    assert rule["onExitCodes"]["containerName"] == container["name"]
+    assert ended.returncode in rule["onExitCodes"]["values"], ended.stderr
+    assert "/no/such/train.parquet" in ended.stderr
+    assert "ChildFailedError" not in ended.stderr, "a sentence, no stack"
 
 
 @pytest.fixture

@@ -126,15 +126,28 @@ def test_values_files_have_the_settings_of_their_recipe(name: str, recipe: str, 
 
 
 def test_the_notes_have_the_command_that_plans_the_release(tmp_path: Path) -> None:
-    values = ["-f", str(CHART / "values-gpu-small.yaml"), "--set", "image.registry=r", "--set", "rollout.replicas=2"]
-    command = [str(find_helm(NEWEST_HELM)), "install", "x", str(CHART), "--dry-run=client", *values]
-    notes = subprocess.run(command, capture_output=True, text=True, check=True).stdout.partition("NOTES:")[2]
+    notes = _read_notes(CHART / "values-gpu-small.yaml", "--set", "image.registry=r", "--set", "rollout.replicas=2")
     (line,) = [line.strip() for line in notes.splitlines() if "forage plan" in line]
     config = tmp_path / "settings.yaml"
     config.write_text(read_settings(render("gpu-small")))
     arguments = shlex.split(line.replace("KIND", "H100").replace("settings.yaml", str(config)))[1:]
     planned = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
     assert (planned["trainer"]["gpus"], planned["rollout"]["gpus"], planned["fits"]) == (4, 8, True)
+
+
+def _read_notes(values: Path, *options: str) -> str:
+    command = [str(find_helm(NEWEST_HELM)), "install", "x", str(CHART), "--dry-run=client", "-f", "-", *options]
+    text = values.read_text().replace("CHANGE-ME", "bucket")
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout.partition("NOTES:")[2]
+
+
+def test_without_a_prometheus_operator_the_notes_say_what_is_left_out() -> None:
+    assert "no Prometheus operator" in _read_notes(CHART / "values-gpu-small.yaml")
+    operator = ["--api-versions", "monitoring.coreos.com/v1"]
+    command = [str(find_helm(NEWEST_HELM)), "template", "x", str(CHART)]
+    for options, expected in (([], False), (operator, True)):
+        rendered = subprocess.run([*command, *options], capture_output=True, text=True, check=True).stdout
+        assert ("apiVersion: monitoring.coreos.com" in rendered) is expected
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda file: file.stem)
@@ -158,6 +171,7 @@ def test_every_recipe_is_accepted_as_settings(recipe: Path) -> None:
         ({"retriver": {}}, "retriver"),
         ({"rollout": {"mode": "both"}}, "rollout.mode|rollout/mode"),
         ({"rollout": {"resources": {"limit": {}}}}, "limit"),
+        ({"fetch": [{"url": "s3://CHANGE-ME/x", "path": "x", "for": ["trainer"]}]}, "in place of CHANGE-ME"),
         ({"fetch": [{"url": "s3://bucket/x", "path": "../x", "for": ["trainer"]}]}, "path"),
         ({"settings": {"reward": {"grpc_address": "other:1"}}}, "settings.reward.grpc_address is set"),
         ({"settings": {"redis": {"url": "redis://x/0"}}}, "settings.redis.url is set"),
@@ -233,6 +247,25 @@ def test_invalid_values_are_refused_with_a_clear_message(values: Mapping[str, An
     ended = run_template(values)
     assert ended.returncode != 0
     assert re.search(message if "|" in message else re.escape(message), ended.stderr), ended.stderr
+
+
+@pytest.mark.parametrize(("given", "there"), [
+    ({}, "/app/models/tiny-policy"),
+    ({"path": "models/tiny-countdown"}, "/app/models/tiny-countdown"),
+    ({"path": "models/Qwen2.5-3B"}, "models/Qwen2.5-3B"),
+])  # fmt: skip
+def test_the_models_of_the_images_are_found_and_others_on_the_volume(given: Object, there: str) -> None:
+    objects = render_values({"settings": {"model": given}})
+    assert yaml.safe_load(read_settings(objects))["model"]["path"] == there
+    images = (REPOSITORY / "services/Dockerfile").read_text()
+    assert "WORKDIR /app\n" in images
+    assert images.count("COPY models models\n") == 2
+    for item in objects:
+        for _, pod in list_pods(item):
+            for container in pod["spec"]["containers"]:
+                mounts = {mount["mountPath"] for mount in container.get("volumeMounts", [])}
+                reads = {"/data", "/etc/forage/settings"} <= mounts
+                assert container.get("workingDir") == ("/data" if reads else None), container["name"]
 
 
 def test_the_schema_is_up_to_date_and_has_exactly_the_names_of_the_values() -> None:

@@ -38,6 +38,16 @@ def test_maxmemory_of_the_chart_can_be_set() -> None:
     assert read_maxmemory(render_values({"redis": {"maxmemory": "100mb"}})) == "100mb"
 
 
+@pytest.mark.parametrize("name", ["defaults", "local", "gpu-small", "gpu-large"])
+def test_every_values_file_watches_the_memory_of_redis(name: str) -> None:
+    objects = render(name)
+    [(_, pod)] = list_pods(find_object(objects, "StatefulSet", "-redis"))
+    assert "exporter" in {container["name"] for container, _ in list_containers(pod["spec"])}
+    assert find_object(objects, "ServiceMonitor", "-redis")["spec"]["endpoints"][0]["port"] == "metrics"
+    [group] = find_object(objects, "PrometheusRule", "-redis")["spec"]["groups"]
+    assert any("redis_memory_max_bytes" in rule["expr"] for rule in group["rules"])
+
+
 @pytest.mark.parametrize("name", ["local", "gpu-small", "gpu-large"])
 def test_the_recipes_of_the_chart_fit(name: str) -> None:
     objects = render(name)

@@ -21,7 +21,7 @@ from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.loop.generation import GenerationRequest
 from forage_runtime.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_weights.announcement import PolicyError
-from forage_weights.rollout.adapter import CONFIG, WEIGHTS
+from forage_weights.folders import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from forage_weights.rollout.canary import CanaryError
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module")]
@@ -35,8 +35,8 @@ def merge_adapter(model: Path, adapter: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     model_with_adapter = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    config = json.loads((adapter / CONFIG).read_text())
-    matrices = load_file(adapter / WEIGHTS)
+    config = json.loads((adapter / ADAPTER_CONFIG).read_text())
+    matrices = load_file(adapter / ADAPTER_WEIGHTS)
     weights = dict(model_with_adapter.named_parameters())
     with torch.no_grad():
         for name, low in matrices.items():
@@ -125,7 +125,7 @@ async def test_an_adapter_that_is_refused_changes_nothing(parts: Parts, tmp_path
     served = write_adapter(tmp_path / "good", parts.model, 5)
     await parts.engine.load_policy(served)
     torn = write_adapter(tmp_path / "torn", parts.model, 6)
-    (tmp_path / "torn" / WEIGHTS).write_bytes((tmp_path / "torn" / WEIGHTS).read_bytes()[:-9])
+    (tmp_path / "torn" / ADAPTER_WEIGHTS).write_bytes((tmp_path / "torn" / ADAPTER_WEIGHTS).read_bytes()[:-9])
     with pytest.raises(PolicyError, match=r"bytes, announced were"):
         await parts.engine.load_policy(torn)
     digest = hashlib.sha256((parts.model / "model.safetensors").read_bytes()).hexdigest()

@@ -16,10 +16,12 @@ from dashboard_queries import PanelQuery, list_queries, load_dashboards, substit
 from demo import Demo
 from otlp_receiver import Receiver, receive_grpc
 from prometheus_scrape import EXPORTER, Prometheus
+from service_ports import check_every_port
 from traces import PARENTS, find_spans
 
 from forage_records.step_file import read_step, step_file_path
 from forage_records.trajectory_file import read_trajectories
+from forage_runtime.settings import load_settings
 
 pytest_plugins = ["browser_fixtures"]
 STEPS = 8
@@ -78,6 +80,7 @@ def test_an_interrupted_demo_resumes_answers_questions_and_is_evaluated(
         demo.wait_for(lambda: (demo.run / EXPORTERS_PASSWORD).is_file())
         prometheus.scrape(demo.metrics, f"127.0.0.1:{demo.base_port}", demo.run / EXPORTERS_PASSWORD)
     demo.wait_for(lambda: demo.steps >= 3)
+    check_every_port(load_settings(demo.run / "settings.yaml", (), {}))
     demo.interrupt()
     assert demo.finish() == 130
     assert demo.list_leftovers() == [], "Ctrl-C left processes behind"

@@ -12,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from forage_cli.datasets.coverage import ALL, find_answers, holds_answer, list_answers, summarize
+from forage_cli.datasets import coverage
+from forage_cli.datasets.coverage import ALL, find_answers, find_uncovered, holds_answer, list_answers, summarize
 from forage_cli.datasets.question_file import NUMBER, TEXT, TEXTS, make_question_row, write_question_rows
 from forage_cli.main import app
 from forage_proto.v1.trajectory_pb2 import GroundTruth
 from forage_records.questions import Question
 from forage_runtime.errors import DataError
+from forage_runtime.settings import load_settings
 
 WORDS = st.sampled_from(["the", "New", "York", "york.", "Los", "a", "an", "B.", "12", "U.S.", "é", "yes", "no", "Mr"])
 TEXTS_OF_WORDS = st.lists(WORDS, min_size=1, max_size=6).map(" ".join)
@@ -93,6 +95,25 @@ def test_the_command_prints_shares_and_examples_and_writes_counts(task: list[str
     assert "not in the corpus: Who is mayor of town 30?" in done.output
     assert "Who is mayor of town 31?" not in done.output
     assert json.loads(figures.read_text(encoding="utf-8"))["towns"]["in_corpus_share"] == 0.75
+
+
+def test_a_check_warns_where_few_questions_have_an_answer(
+    task: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warn(*settings: str) -> list[str]:
+        return find_uncovered(load_settings(None, [*task, *settings], environ={}))
+
+    assert warn() == []
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(corpus.read_text().splitlines(keepends=True)[:10]))
+    (sentence,) = warn()
+    assert sentence.startswith("the corpus has an accepted answer for 10 of 40 questions of towns, and")
+    assert warn("rollout.environments={towns: {name: single_turn}}") == []
+    assert warn("rollout.max_turns=0") == []
+    monkeypatch.setattr(coverage, "_SAMPLED", 20)
+    assert "for 5 of 20 questions of towns" in warn()[0]
+    monkeypatch.setattr(coverage, "_MOST_PASSAGES", 9)
+    assert warn() == [], "the answers may be in what is not read"
 
 
 def test_without_questions_there_is_one_sentence(task: list[str]) -> None:

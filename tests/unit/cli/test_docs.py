@@ -13,18 +13,14 @@ import pytest
 import typer
 import yaml
 from check_structure import list_packages
+from pages import list_pages, read_blocks, read_lines, read_quoted
 from pydantic import BaseModel
 
 from forage_cli.main import app
 from forage_runtime.settings import Settings
 
 REPOSITORY = Path(__file__).parents[3]
-PAGES = sorted(
-    page
-    for pattern in ("*.md", "docs/**/*.md", "services/*/README.md", "models/*/README.md", "examples/**/*.md")
-    for page in REPOSITORY.glob(pattern)
-    if page.name != "cli.md"  # generated from the commands
-)
+PAGES = list_pages()
 FOLDERS = "cli|configs|deploy|docs|examples|lab|libs|models|proto|scripts|services|tests"
 FORWARDED = ("index", "reward", "serve", "trainer", "worker")
 """Commands that run in a service's environment, which knows their options."""
@@ -42,21 +38,15 @@ def parametrize_pages(pages: Iterable[Path] = PAGES) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("page", pages, ids=lambda page: str(page.relative_to(REPOSITORY)))
 
 
-def find_quoted(page: Path) -> Iterator[str]:
-    """The texts in backticks of a page, without its blocks of code."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-    yield from re.findall(r"`([^`\n]+)`", text)
-
-
 @parametrize_pages()
 def test_files_exist(page: Path) -> None:
-    paths = [text for text in find_quoted(page) if re.fullmatch(rf"({FOLDERS})/[\w./-]+\.[a-z]+", text)]
+    paths = [text for text in read_quoted(page) if re.fullmatch(rf"({FOLDERS})/[\w./-]+\.[a-z]+", text)]
     assert [path for path in paths if not (REPOSITORY / path).exists()] == []
 
 
 @parametrize_pages()
 def test_modules_and_their_names_exist(page: Path) -> None:
-    names = {text for text in find_quoted(page) if re.fullmatch(r"forage_\w+(\.\w+)+", text)}
+    names = {text for text in read_quoted(page) if re.fullmatch(r"forage_\w+(\.\w+)+", text)}
     names |= {f"{module}.{name}" for module, name in find_imports(page)}
     assert [name for name in sorted(names) if not _is_defined(name)] == []
 
@@ -64,7 +54,7 @@ def test_modules_and_their_names_exist(page: Path) -> None:
 @parametrize_pages([page for page in PAGES if not str(page.relative_to(REPOSITORY)).startswith(OTHER_NAMES)])
 def test_settings_exist(page: Path) -> None:
     sections = "|".join(Settings.model_fields)
-    names = [re.match(rf"({sections})(\.[a-z_0-9]+)+(?=$|[=:. ])", text) for text in find_quoted(page)]
+    names = [re.match(rf"({sections})(\.[a-z_0-9]+)+(?=$|[=:. ])", text) for text in read_quoted(page)]
     unknown = [
         match[0]
         for match in names
@@ -81,19 +71,6 @@ def test_commands_exist(page: Path) -> None:
     assert [line for line in find_page_commands(page) if not _is_command(line)] == []
 
 
-@parametrize_pages()
-def test_make_targets_exist(page: Path) -> None:
-    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.findall(r"^([a-z-]+):", makefile, re.M))
-    targets |= {f"bench-{folder.name}" for folder in (REPOSITORY / "lab/benchmarks").iterdir()}
-    named = [
-        name
-        for text in [*find_quoted(page), *find_command_lines(page)]
-        for name in re.findall(r"(?:^|&& )make ([a-z-]+)", text)
-    ]
-    assert [name for name in named if name not in targets | {"bench-"}] == []
-
-
 def find_imports(page: Path) -> Iterator[tuple[str, str]]:
     for module, names in re.findall(r"^from (forage_[\w.]+) import ([\w, ]+)$", page.read_text(encoding="utf-8"), re.M):
         yield from ((module, name.strip()) for name in names.split(","))
@@ -108,7 +85,9 @@ def _is_defined(name: str) -> bool:
         if folder.is_dir():
             continue
         if (module := folder.with_suffix(".py")).is_file():
-            return not rest or re.search(rf"\b{rest[0]}\b", module.read_text(encoding="utf-8")) is not None
+            stub = module.with_suffix(".pyi")  # of generated messages
+            text = (stub if stub.is_file() else module).read_text(encoding="utf-8")
+            return not rest or re.search(rf"\b{rest[0]}\b", text) is not None
         package_text = (folder.parent / "__init__.py").read_text(encoding="utf-8") if folder.parent.is_dir() else ""
         return re.search(rf"\b{folder.name}\b", package_text) is not None
     return folder.is_dir()
@@ -149,8 +128,7 @@ def _is_setting(name: str) -> bool:
 
 def find_command_lines(page: Path) -> Iterator[str]:
     """The lines of blocks without a language: commands."""
-    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
-        yield from [] if language else block.replace("\\\n", " ").splitlines()
+    yield from (line.text for block in read_blocks(page, "") for line in read_lines(block))
 
 
 def find_page_commands(page: Path) -> Iterator[str]:

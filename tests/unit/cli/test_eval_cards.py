@@ -181,6 +181,30 @@ def test_every_other_input_is_named_and_another_place_is_none(evaluate: Any, set
     assert differ() == ["reward mine: other code; --config names the settings with the card's"]
 
 
+def test_a_reranker_and_the_tokenizer_of_an_endpoint_are_inputs(settings: Settings, tmp_path: Path) -> None:
+    endpoint = replace(PLAN, policies=(EvaluatedPolicy("there", Kind.ENDPOINT, "http://h/v1", url="http://h/v1"),))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text("{}")
+
+    def describe(reranker: str) -> cards.Inputs:
+        given = load_settings(None, [f"model.path={folder}", f"retriever.rerank.model='{reranker}'"], {})
+        return cards.describe_inputs(endpoint, given.model_copy(update={"reward": settings.reward}))
+
+    card = describe(str(folder))
+    assert cards.list_differences(card, describe(str(folder))) == []
+    other = "retriever.rerank.model: not the card's reranker; --config names the settings with it"
+    assert cards.list_differences(card, describe("http://user:word@host:1")) == [other]
+    assert "word" not in describe("http://user:word@host:1").model_dump_json()
+    (folder / "model.onnx").write_text("weights")
+    assert cards.list_differences(card, describe(str(folder))) == [other]
+    (folder / "tokenizer.json").write_text('{"other": 1}')
+    tokenizer, reranker = cards.list_differences(card, describe(""))
+    assert tokenizer.startswith("model.path: not the card's tokenizer of the endpoint")
+    assert reranker == other
+    assert cards.describe_inputs(PLAN, settings).other_models == {}
+
+
 @pytest.mark.parametrize(
     ("again", "verdict"),
     [

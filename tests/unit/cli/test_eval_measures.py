@@ -40,10 +40,16 @@ def build_trajectory(said: str | None, em: float, **fields: Any) -> Trajectory:
     return Trajectory(**{"status": Status.STATUS_OK, "validation_score": score, "turns": turns, **fields})
 
 
+def search_turn(executed: bool) -> Turn:
+    return Turn(action=ActionKind.ACTION_KIND_SEARCH, content="q", executed=executed)
+
+
 def test_a_row_is_the_mean_over_scored_samples() -> None:
     unjudged = build_trajectory("Oslo", 0, validation_score=Score(status=Status.STATUS_INTERNAL, detail="broke"))
+    first = build_trajectory("the Oslo.", 1, prompt_length=10, loss_mask=[1, 1, 0], valid_searches=3, truncated=True)
+    first.turns.extend([search_turn(True), search_turn(True), search_turn(False)])  # the last one is beyond the limit
     samples = [
-        build_trajectory("the Oslo.", 1, prompt_length=10, loss_mask=[1, 1, 0], valid_searches=2, truncated=True),
+        first,
         build_trajectory("Oslo in Norway", 0, prompt_length=10, loss_mask=[1, 1, 1, 1]),
         build_trajectory(None, 0, prompt_length=10),
         Trajectory(status=Status.STATUS_TIMEOUT, status_detail="slow"),

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from key_pairs import make_keys, make_signatures
 
-from forage_cli.commands.ask import find_latest_policy
 from forage_cli.evaluation.policies import (
     Kind,
     check_labels,
@@ -28,7 +27,7 @@ from forage_runtime.errors import DataError, UserError
 from forage_runtime.settings import Settings
 from forage_weights.delta import encode_delta, patch_files
 from forage_weights.digests import compute_content, compute_digest
-from forage_weights.folders import write_description
+from forage_weights.folders import find_newest, write_description
 from forage_weights.signed_folder import sign_folder
 from forage_weights.tensors import open_tensors
 
@@ -133,16 +132,35 @@ def test_a_delta_whose_whole_policy_is_gone_names_the_export_command(run: Path) 
         resolve_policy(f"{run}@12")
 
 
-def test_the_newest_policy_of_the_latest_run_is_asked(run: Path) -> None:
-    (run.parent / "latest").symlink_to(run)
-    os.utime(run / "policies/v10-e1")
-    assert find_latest_policy(run.parent) == run.parent / "latest/policies/v10-e1"
-    publish_delta(run / "policies/v11-e2", "v12-e2")
-    os.utime(run / "policies/v12-e2", (10**10, 10**10))
-    assert find_latest_policy(run.parent) == run.parent / "latest/policies/v12-e2"
-    (run / "policies/v13-e2").mkdir()
-    assert find_latest_policy(run.parent) == run.parent / "latest/policies/v12-e2", "of an adapter, or being made"
-    assert find_latest_policy(run) is None
+def publish_adapter(run: Path, name: str) -> Path:
+    """A policy as a run with rollout.engine.max_lora_rank publishes it."""
+    folder = run / "policies" / name
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text('{"r": 8, "lora_alpha": 16}')
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+    return folder
+
+
+def test_the_newest_policy_is_that_of_the_last_epoch_whatever_its_kind_and_its_files_time(run: Path) -> None:
+    os.utime(run / "policies/v3-e1", (10**10, 10**10))
+    assert find_newest(run) == run / "policies/v11-e2"
+    delta = publish_delta(run / "policies/v11-e2", "v12-e2")
+    assert find_newest(run) == delta
+    assert resolve_policy(f"{run}@latest").folder == run / "policies/whole-v12-e2"
+    shutil.copytree(run / "policies/v10-e1", run / "policies/v10-e3")  # the trainer went back to a checkpoint
+    assert find_newest(run) == resolve_policy(f"{run}@latest").folder == run / "policies/v10-e3"
+    assert resolve_policy(f"{run}@12").folder == run / "policies/whole-v12-e2"
+    adapter = publish_adapter(run, "v11-e3")
+    assert find_newest(run) == adapter
+    assert find_newest(run.parent) is None
+
+
+def test_an_adapter_names_the_command_that_makes_a_policy_to_serve(run: Path) -> None:
+    folder = publish_adapter(run, "v12-e2")
+    export = rf"v12-e2 holds a LoRA adapter without its model.*'forage trainer export {run} FOLDER'"
+    for text in (f"{run}@latest", f"{run}@12", str(folder)):
+        with pytest.raises(DataError, match=export):
+            resolve_policy(text)
 
 
 def test_endpoints_and_the_running_policy_are_resolved() -> None:

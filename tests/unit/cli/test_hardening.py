@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from forage_cli.local.hardening import AUDIT, SECRETS, adopt_security, harden
+from forage_cli.local.hardening import AUDIT, SECRETS, harden
 from forage_runtime.errors import SettingsError
 from forage_runtime.security.certificates import Authority, issue_certificate
 from forage_runtime.security.profile import list_missing
@@ -82,58 +81,6 @@ def test_a_certificate_that_ends_soon_is_renewed(tmp_path: Path) -> None:
     old = settings.tls.cert.read_bytes()
     assert harden(settings).tls == settings.tls
     assert settings.tls.cert.read_bytes() != old
-
-
-@pytest.mark.parametrize("setting", ["rollout.auth_token_file", "console.auth_token_file", "security.audit_file"])
-def test_what_the_settings_give_stays(tmp_path: Path, setting: str) -> None:
-    given = tmp_path / "given"
-    given.write_text("a-token\n")
-    settings = harden(load(tmp_path, f"{setting}={given}"))
-    section, name = setting.split(".")
-    assert getattr(getattr(settings, section), name) == given
-
-
-def test_certificates_of_ones_own_stay(tmp_path: Path) -> None:
-    own = harden(load(tmp_path, "run.id=other")).tls
-    files = [f"tls.{name}={getattr(own, name)}" for name in ("cert", "key", "ca")]
-    settings = harden(load(tmp_path, *files, "tls.require_client_cert=true"))
-    assert settings.tls == own
-    assert not (tmp_path / "run" / SECRETS / "ca.pem").exists()
-
-
-def test_a_command_takes_the_secrets_of_the_services_that_it_meets(tmp_path: Path) -> None:
-    running = harden(load(tmp_path))
-    asked = load_settings(None, [f"run.dir={tmp_path}", "run.id=ask"], {})
-    adopted = adopt_security(asked, running, tmp_path / "run")
-    assert (adopted.tls, adopted.security, adopted.redis) == (running.tls, running.security, running.redis)
-    assert adopted.rollout.auth_token_file == running.rollout.auth_token_file
-    assert adopted.run == asked.run
-
-
-@pytest.mark.parametrize("running", [["rollout.grpc_address=127.0.0.1:1"], ["security.profile=default"]])
-def test_a_command_takes_nothing_from_other_services(tmp_path: Path, running: list[str]) -> None:
-    asked = load_settings(None, [f"run.dir={tmp_path}"], {})
-    assert adopt_security(asked, harden(load(tmp_path, *running)), tmp_path / "run") is asked
-
-
-def test_a_umask_that_hides_nothing_changes_nothing(tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
-        test_only_the_owner_reads_what_is_made_and_nothing_of_it_is_in_the_settings(tmp_path)
-    finally:
-        os.umask(before)
-
-
-@pytest.mark.parametrize("setting", ["rollout.auth_token_file", "redis.password_file"])
-def test_a_run_of_others_sends_no_file_of_ones_own(tmp_path: Path, setting: str) -> None:
-    outside = tmp_path / "private"
-    outside.write_text("a-token-of-another-service\n")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "link").symlink_to(outside)
-    asked = load_settings(None, [f"run.dir={tmp_path}"], {})
-    for file in (outside, tmp_path / "run" / "link", tmp_path / "run" / ".." / "private"):
-        with pytest.raises(SettingsError, match=f"{setting} of .* is no file of that run"):
-            adopt_security(asked, load(tmp_path, f"{setting}={file}"), tmp_path / "run")
 
 
 @pytest.mark.parametrize("made", ["link", "open", "file"])

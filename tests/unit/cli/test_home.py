@@ -79,6 +79,21 @@ def test_recipes_and_the_tiny_policy_are_found_from_any_folder(elsewhere: Path) 
         home.load_recipe(Path("configs/none.yaml"), [])
 
 
+def test_code_of_recipes_is_found_from_any_folder(elsewhere: Path) -> None:
+    def find(*overrides: str) -> tuple[str, str]:
+        settings = home.load_recipe(Path("configs/knowledge_graph.yaml"), list(overrides))
+        return settings.rollout.environments["knowledge_graph"].name, settings.data.sampler
+
+    shipped = home.find_home() / "examples/knowledge_graph/environment.py"
+    assert find() == (f"{shipped}:KnowledgeGraph", "")
+    assert find("data.sampler=examples/training/sampler.py:short_first")[1].startswith(f"{home.find_home()}/examples")
+    assert find("data.sampler=mine.py:order")[1] == "mine.py:order"
+    own = elsewhere / "examples/knowledge_graph/environment.py"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    assert find()[0] == "examples/knowledge_graph/environment.py:KnowledgeGraph", "one's own first"
+
+
 def test_the_command_that_installs_environments_is_that_of_the_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert home.describe_setup("gpu") == "'make setup DEVICE=gpu'"
     monkeypatch.setattr(home, "is_checkout", lambda: False)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from forage_command import RunForage, run_forage
+from pages import read_blocks
 
 from forage_cli.migration.translate import translate
 from forage_cli.migration.verl_file import read_verl_file
@@ -108,6 +108,31 @@ def test_the_last_command_of_a_script_of_verl_is_taken_with_its_arrays_and_varia
         assert left_out in text
 
 
+def test_a_here_document_is_read_if_it_trains_and_named_if_not(translated: Translate) -> None:
+    ours, text = translated(
+        "submit.sh",
+        """\
+# a comment
+source common.sh
+cat > tools.yaml <<'EOF'
+it's no shell data.train_batch_size=1
+EOF
+BATCH=96
+sbatch <<-END
+    # don't read this
+    python3 -m verl.trainer.main_ppo --config-name=search_multiturn_grpo \\
+        data.train_batch_size=$BATCH algorithm.adv_estimator=grpo
+    END
+""",
+    )
+    assert (ours.data.train_batch_size, ours.trainer.algorithm.adv_estimator) == (96, "grpo")
+    assert text.partition("# Not read:\n")[2].partition("\ndata:")[0].splitlines() == [
+        "# - line 2: source common.sh may set variables",
+        "# - line 3: the here-document of 'cat' is no command that trains",
+        "# - line 9: --config-name=search_multiturn_grpo names a file of keys: translate that file, too",
+    ]
+
+
 def test_references_of_a_yaml_file_are_resolved_where_it_says_what_they_are(translated: Translate) -> None:
     ours, text = translated("ppo.yaml", YAML)
     assert (ours.trainer.algorithm.adv_estimator, ours.trainer.actor.ppo_mini_batch_size) == ("gae", 64)
@@ -120,6 +145,7 @@ def test_references_of_a_yaml_file_are_resolved_where_it_says_what_they_are(tran
     ("name", "content", "words"),
     [
         ("a.sh", "echo 'hello", "a quotation has no end"),
+        ("a.sh", "cat <<EOF\nit's\n", "a here-document has no end: EOF"),
         ("a.sh", "echo hello\n", "names no setting"),
         ("a.yaml", "- a\n", "must hold a mapping of sections, not a list"),
         ("a.yaml", "a: [", "cannot be read"),
@@ -142,14 +168,14 @@ def test_the_examples_of_the_pages_are_settings_and_programs(
     page: Path, translated: Translate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for kind, block in re.findall(r"```(\w*)\n(.*?)```", page.read_text(), re.DOTALL):
-        if kind == "yaml":
-            (tmp_path / "my.yaml").write_text(block)
+    for block in read_blocks(page):
+        if block.language == "yaml":
+            (tmp_path / "my.yaml").write_text(block.text)
             load_settings(tmp_path / "my.yaml", environ={})
-        elif kind == "python":
-            exec(compile(block, str(page), "exec"), {})
-        elif "main_ppo" in block:
-            translated("train.sh", block)
+        elif block.language == "python":
+            exec(compile(block.text, str(page), "exec"), {})
+        elif "main_ppo" in block.text:
+            translated("train.sh", block.text)
     if page.stem.endswith("trl"):
         assert list(read_questions([tmp_path / "train.parquet"]).rows[0].ground_truth.targets) == ["72"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,14 @@ def test_settings_with_a_password_are_their_owners(tmp_path: Path, url: str, mod
     Stack(settings, []).start()
     assert file.stat().st_mode & 0o777 == mode
     assert load_settings(file) == keep_template_date(settings)
+
+
+def test_a_stack_without_trainer_says_what_it_is_for(tmp_path: Path) -> None:
+    stack = Stack(load_settings(None, [f"run.dir={tmp_path}"]), [])
+    stack.activity = "evaluating"
+    stack.start()
+    assert json.loads((stack.folder / "state.json").read_text()) == {"phase": "evaluating"}
+    (stack.folder / "state.json").unlink()
+    (stack.folder / "metrics.jsonl").touch()  # a run of training is served: its own state stays
+    stack.start()
+    assert not (stack.folder / "state.json").exists()

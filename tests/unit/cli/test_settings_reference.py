@@ -53,6 +53,24 @@ def test_explaining_an_unknown_setting_names_the_nearest() -> None:
         explain_setting("trainer.max_stalenes")
 
 
+@pytest.mark.parametrize("theirs", ["actor_rollout_ref.actor.optim.lr", "actor.optim.lr"])
+def test_a_name_of_verl_is_explained_by_ours(theirs: str) -> None:
+    assert [setting.name for setting in explain_setting(theirs)] == ["trainer.actor.optim.lr"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("actor_rollout_ref.actor.ppo_micro_batch_size", "is verl's: "),
+        ("trainer.engine.fsdp_size", "is now 'trainer.engine.args.fsdp_size': use the new name"),
+    ],
+)
+def test_a_name_that_is_no_longer_or_not_ours_says_what_to_use(name: str, words: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        explain_setting(name)
+    assert words in str(error.value)
+
+
 def test_the_reference_page_is_current() -> None:
     page = settings_doc.DOCUMENT.read_text(encoding="utf-8")
     assert page == settings_doc.render_page(), "docs/reference/settings.md: run 'make reference' and commit"

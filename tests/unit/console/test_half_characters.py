@@ -7,20 +7,11 @@ from pathlib import Path
 import pytest
 from console_client import ConsoleClient
 from half_characters import HALF, write_spoiled
-from limits import WAIT_S
-
-from forage_console.store import run_store
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_spoiled(tmp_path_factory.mktemp("runs") / "one").parent
-
-
-@pytest.fixture(autouse=True)
-def wait_for_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages wait until their rows are read."""
-    monkeypatch.setattr(run_store, "WAIT_S", WAIT_S)
 
 
 @pytest.fixture(scope="module")

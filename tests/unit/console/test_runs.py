@@ -130,6 +130,21 @@ def test_a_run_without_steps_is_starting(client: ConsoleClient, runs: Path) -> N
     assert client.read("/runs/one")["validations"] == []
 
 
+@pytest.mark.parametrize("activity", ["serving", "evaluating"])
+def test_services_that_train_nothing_run_while_their_supervisor_lives(
+    client: ConsoleClient, runs: Path, activity: str
+) -> None:
+    (runs / "one/metrics.jsonl").unlink()
+    (runs / "one/state.json").write_text(json.dumps({"phase": activity}))
+    (runs / "one/processes.json").write_text(json.dumps({"supervisor": {"pid": os.getpid()}}))
+    age(runs / "one", 3600)
+    (row,) = client.read("/runs")["runs"]
+    assert (row["state"], row["algorithm"], row["total_steps"]) == ("running", activity, None)
+    (runs / "one/processes.json").unlink()
+    (row,) = client.read("/runs")["runs"]
+    assert (row["state"], row["algorithm"]) == ("stopped", activity)
+
+
 BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "settings of text": (lambda run: (run / "settings.yaml").write_text("a: [1"), "it is not valid YAML (line 2)"),
     "settings of a list": (lambda run: (run / "settings.yaml").write_text("- 1"), "it holds no settings"),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
+from pages import read_blocks
 
 from forage_reward.parsing.answers import extract_solution
 from forage_reward.registry import REWARDS
@@ -16,15 +16,10 @@ from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
 from forage_runtime.settings import load_settings
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGE = (DOCS / "reference/rewards.md").read_text()
-GUIDE = (DOCS / "guide/write-a-reward.md").read_text()
+PAGE, GUIDE = DOCS / "reference/rewards.md", DOCS / "guide/write-a-reward.md"
 
 
-def find_blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
-
-
-@pytest.mark.parametrize("text", find_blocks(PAGE, "yaml"))
+@pytest.mark.parametrize("text", [block.text for block in read_blocks(PAGE, "yaml")])
 def test_every_example_of_settings_is_accepted(tmp_path: Path, text: str) -> None:
     (tmp_path / "s.yaml").write_text(text)
     routes = load_settings(tmp_path / "s.yaml", environ={}).reward.routes
@@ -33,7 +28,7 @@ def test_every_example_of_settings_is_accepted(tmp_path: Path, text: str) -> Non
 
 
 def test_the_example_reward_scores() -> None:
-    (text,) = (block for block in find_blocks(GUIDE, "python") if "REWARD" in block)
+    (text,) = (block.text for block in read_blocks(GUIDE, "python") if "REWARD" in block.text)
     names = {kind.__name__: kind for kind in (RewardParams, TrajectoryView, GroundTruth, Score, Component, Reward)} | {
         "extract_solution": extract_solution,
         "sum_components": sum_components,
@@ -45,4 +40,4 @@ def test_the_example_reward_scores() -> None:
 
 @pytest.mark.parametrize("name", REWARDS)
 def test_every_reward_is_in_the_table(name: str) -> None:
-    assert f"\n| `{name}` | " in PAGE
+    assert f"\n| `{name}` | " in PAGE.read_text()

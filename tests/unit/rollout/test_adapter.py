@@ -14,7 +14,8 @@ from safetensors.numpy import load_file, save_file
 from forage_proto.v1.trajectory_pb2 import Policy
 from forage_runtime.files.model_folder import read_model_shapes
 from forage_weights.announcement import PolicyError, verify_files
-from forage_weights.rollout.adapter import WEIGHTS, verify_adapter
+from forage_weights.folders import ADAPTER_WEIGHTS
+from forage_weights.rollout.adapter import verify_adapter
 
 
 def verify_copy(policy: Policy, model: Path) -> Path:
@@ -74,7 +75,7 @@ def test_matrices_that_do_not_fit_the_model_are_refused(
 ) -> None:
     folder = tmp_path / "adapter"
     write_adapter(folder, model, 1)
-    save_file({name: np.zeros(shape, np.float32) for name, shape in tensors.items()}, folder / WEIGHTS)
+    save_file({name: np.zeros(shape, np.float32) for name, shape in tensors.items()}, folder / ADAPTER_WEIGHTS)
     with pytest.raises(PolicyError, match=sentence):
         verify_copy(announce(folder), model)
 
@@ -89,9 +90,9 @@ def test_an_adapter_is_its_two_files(model: Path, tmp_path: Path) -> None:
 def test_an_adapter_that_is_not_finite_is_refused(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "adapter"
     write_adapter(folder, model, 1)
-    tensors = load_file(folder / WEIGHTS)
+    tensors = load_file(folder / ADAPTER_WEIGHTS)
     last = sorted(tensors)[-1]
     tensors[last][0, 0] = np.nan
-    save_file(tensors, folder / WEIGHTS)
+    save_file(tensors, folder / ADAPTER_WEIGHTS)
     with pytest.raises(PolicyError, match=f"{last} is not finite at element 0"):
         verify_copy(announce(folder), model)

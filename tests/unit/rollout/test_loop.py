@@ -13,6 +13,7 @@ from forage_proto.v1.trajectory_pb2 import ActionKind, Document, Prompt, Role, T
 from forage_rollout.environments.environment import Action, Episode, Observation
 from forage_rollout.environments.search import Search
 from forage_rollout.loop.generation import Generation, RenderedPrompt
+from forage_rollout.loop.tokens import encode_observation
 from forage_rollout.loop.trajectory_builder import Limits, TrajectoryBuilder, split_opening
 from forage_runtime.errors import SettingsError
 from forage_runtime.settings import EngineSettings, RolloutSettings
@@ -260,6 +261,24 @@ def test_a_huge_observation_is_encoded_in_bounded_time(char_codec: Any) -> None:
         shown.append(loop.last_observation)
     assert shown[0] == shown[1]
     assert len(codec.encode(shown[1])) == 100
+
+
+def test_an_observation_that_comes_again_is_not_encoded_again_and_is_nobodys_to_change(char_codec: Any) -> None:
+    class Counting(char_codec):  # type: ignore[misc]
+        encoded = 0
+
+        def encode(self, text: str) -> list[int]:
+            self.encoded += 1
+            return list(super().encode(text))
+
+    codec = Counting()
+    text, ids = encode_observation(codec, "<a>", "b", "</a>", ("a",))
+    asked, before = codec.encoded, list(ids)
+    ids.append(0)
+    assert encode_observation(codec, "<a>", "b", "</a>", ["a"]) == (text, before)
+    assert codec.encoded == asked
+    assert encode_observation(codec, "<a>", "<a>b", "</a>", ["a"])[0] != text
+    assert encode_observation(Counting(), "<a>", "b", "</a>", ["a"]) == (text, before)
 
 
 @pytest.mark.parametrize("asked", ["", "who? <think>\n", "é中"])

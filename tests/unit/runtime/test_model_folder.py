@@ -6,12 +6,13 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from model_folders import write_smallest_model, write_weights
 
 from forage_runtime.errors import DataError
-from forage_runtime.files.model_folder import check_model_folder, read_model_shapes
+from forage_runtime.files.model_folder import check_model_folder, read_context, read_model_shapes
 
 
 @pytest.fixture
@@ -101,3 +102,21 @@ def test_a_quantized_folder_is_accepted(folder: Path, config: dict[str, object],
 
 def test_the_shipped_policy_is_accepted(repository: Path) -> None:
     check_model_folder(repository / "models/tiny-policy")
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens"),
+    [
+        ({"max_position_embeddings": 1024}, 1024),
+        ({"n_positions": 512}, 512),
+        ({"text_config": {"max_position_embeddings": 2048}, "max_position_embeddings": 1}, 2048),
+        ({"max_position_embeddings": 1024, "rope_scaling": {"type": "linear", "factor": 4.0}}, 4096),
+        ({"max_position_embeddings": 1024, "rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, 1024),
+        ({"max_position_embeddings": 8192, "rope_parameters": {"full": {"rope_type": "default"}, "local": {}}}, 8192),
+        ({"max_position_embeddings": 1024, "model_max_length": 4096}, None),
+        ({}, None),
+    ],
+)
+def test_the_positions_of_a_model_are_read(config: dict[str, Any], tokens: int | None, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_context(tmp_path) == tokens

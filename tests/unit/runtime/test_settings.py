@@ -33,10 +33,10 @@ def test_a_resolved_tree_reads_back_equal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("trainer.totl_training_steps=3", "unknown setting 'trainer.totl_training_steps'.*'total_training_steps'"),
+        ("trainer.totl_training_steps=3", "unknown setting 'trainer.totl_training_steps'.*'trainer.total_training_s"),
         ("reward.routes.nq=em", "'reward.routes.nq' is 'em': expected a reward as {name: em}"),
-        ("reward.routes.nq=[{name: em, wight: 1}]", "'reward.routes.nq.0.wight': did you mean 'weight'"),
-        ("reward.user.mine={function: a.py:f, timeout: 1}", "'reward.user.mine.timeout': did you mean 'timeout_s'"),
+        ("reward.routes.nq=[{name: em, wight: 1}]", "nq.0.wight': did you mean 'reward.routes.nq.0.weight'"),
+        ("reward.user.mine={function: a.py:f, timeout: 1}", "mine.timeout': did you mean 'reward.user.mine.timeout_s'"),
         ("reward.routes.nq=[]", "'reward.routes.nq' is .*at least 1 item"),
         ("trainer.engine.fsdp_size=4", "'trainer.engine.fsdp_size' is now 'trainer.engine.args.fsdp_size'"),
         ("rollot.n=3", "unknown setting 'rollot'.*'rollout'"),
@@ -60,8 +60,20 @@ def test_an_invalid_setting_is_one_sentence_with_its_name(override: str, sentenc
 
 
 def test_a_misspelt_environment_variable_is_an_error() -> None:
-    with pytest.raises(SettingsError, match=r"unknown setting 'run\.sed'.*'seed'"):
+    with pytest.raises(SettingsError, match=r"unknown setting 'run\.sed'.*'run\.seed'"):
         load_settings(None, [], {"FORAGE__RUN__SED": "1"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "source"),
+    [
+        ("FORAGE__REWARD__ROUTES__nqOpen__NAME", "em", "nqOpen"),
+        ("FORAGE__REWARD__ROUTES__NQ_OPEN__NAME", "em", "nq_open"),
+        ("FORAGE__REWARD__ROUTES", "{NQ: {name: em}}", "NQ"),
+    ],
+)
+def test_a_variable_keeps_the_case_of_a_key(name: str, value: str, source: str) -> None:
+    assert load_settings(None, [], {name: value}).reward.routes[source]
 
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "a: [", "just words"])

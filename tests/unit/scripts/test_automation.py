@@ -12,22 +12,11 @@ import pytest
 import tools
 import yaml
 from check_structure import REPOSITORY
+from pages import list_pages, read_blocks, read_lines, read_quoted
 
 _RULE = re.compile(r"^([a-z][a-z0-9-]*):(?!=)(?:.*?## (.*))?", re.M)
 _MAKE = re.compile(r"\bmake(?: -\w+)*((?: +(?:[a-z][a-z0-9-]*|[A-Z_]+=(?:\"[^\"]*\"|\S+))(?![\w<…-]))+)")
-_FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.M | re.S)
-PAGES = sorted(
-    file
-    for pattern in (
-        "*.md",
-        "docs/**/*.md",
-        "services/*/README.md",
-        "lab/benchmarks/**/*.md",
-        "models/**/*.md",
-        ".github/**/*.md",
-    )
-    for file in REPOSITORY.glob(pattern)
-)
+PAGES = [*list_pages(), *sorted(REPOSITORY.glob("lab/**/*.md")), *sorted(REPOSITORY.glob(".github/**/*.md"))]
 HOOKS = [
     hook
     for source in yaml.safe_load((REPOSITORY / ".pre-commit-config.yaml").read_text())["repos"]
@@ -51,10 +40,8 @@ def find_make_targets(command: str) -> list[str]:
 
 def find_commands(page: Path) -> Iterator[str]:
     """Code of a page: lines of fenced blocks without their comments, and inline code."""
-    text = page.read_text()
-    for block in _FENCE.findall(text):
-        yield from (line.partition("#")[0] for line in block.splitlines())
-    yield from re.findall(r"`([^`\n]+)`", _FENCE.sub("", text))
+    yield from (line.text for block in read_blocks(page) for line in read_lines(block))
+    yield from read_quoted(page)
 
 
 def list_run_steps(workflow: Path) -> list[str]:

@@ -47,7 +47,9 @@ def build_trajectory(*turns: str, question: str = QUESTION, observed: str = OBSE
         ids, mask, turn_ids = ids + own, mask + [1] * len(own), turn_ids + [number] * len(own)
         tag = next((tag for tag in ("search", "answer") if text.endswith(f"</{tag}>")), "")
         kinds = {"search": ActionKind.ACTION_KIND_SEARCH, "answer": ActionKind.ACTION_KIND_ANSWER}
-        made.append(Turn(index=number, action=kinds.get(tag, ActionKind.ACTION_KIND_INVALID), tag=tag))
+        made.append(
+            Turn(index=number, action=kinds.get(tag, ActionKind.ACTION_KIND_INVALID), tag=tag, executed=tag == "search")
+        )
     return Trajectory(
         id=f"t/{sample}",
         sample=sample,

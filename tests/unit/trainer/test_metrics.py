@@ -11,8 +11,10 @@ import torch
 from arrived_groups import arrive
 from trainer_parts import build_trajectory, make_group
 
-from forage_proto.v1.trajectory_pb2 import Score, Status, Trajectory, TrajectoryGroup
+from forage_proto.v1.trajectory_pb2 import ActionKind, GroundTruth, Score, Status, Trajectory, TrajectoryGroup
+from forage_records.questions import Question
 from forage_trainer.reporting.metrics import compute_estimate_metrics, compute_trajectory_metrics, to_verl_names
+from forage_trainer.validation.results import build_record, summarize
 
 DATA = Path(__file__).parents[2] / "data/trainer/loss_mask.jsonl"
 
@@ -45,6 +47,23 @@ def test_both_sums_of_a_score_with_turns_are_reported() -> None:
     metrics = compute_trajectory_metrics([arrive(TrajectoryGroup(trajectories=[row]))], 0)
     assert metrics["reward_mean"] == pytest.approx(0.45)
     assert metrics["reward_turn_sum_mean"] == pytest.approx(0.6)
+
+
+def test_searches_are_those_that_were_carried_out() -> None:
+    """One trajectory searches once within rollout.max_turns and once beyond, the other beyond alone."""
+    rows = []
+    for sample, executed in enumerate(((True, False), (False,))):
+        row = build_trajectory("a", sample, 0.0)
+        row.valid_searches = len(executed)
+        for is_executed in executed:
+            row.turns.add(action=ActionKind.ACTION_KIND_SEARCH, content="q", executed=is_executed)
+        rows.append(row)
+    metrics = compute_trajectory_metrics([arrive(TrajectoryGroup(trajectories=rows))], 0)
+    assert [metrics[name] for name in ("search_rate", "searches_mean", "searches_beyond_limit_mean")] == [0.5, 0.5, 1.0]
+    question = Question("nq", "test", 0, (), GroundTruth(targets=["it"]), "Who?")
+    assert summarize([question] * 2, dict(enumerate(rows)), 0)["search_rate"] == 0.5
+    records = [build_record(question, row) for row in rows]
+    assert [(one["searches"], one["searches_beyond_limit"]) for one in records] == [(1, 1), (0, 1)]
 
 
 def test_components_add_up_to_the_mean_reward_and_sources_have_an_exact_match_of_their_own() -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from forage_records.events import read_events
-from forage_runtime.errors import FencedError
+from forage_runtime.errors import FencedError, RolledBackError
 from forage_runtime.settings import load_settings
 from forage_runtime.stop import Stopped
-from forage_trainer.checkpoints.rollbacks import GuardStopError, RolledBackError
+from forage_trainer.checkpoints.rollbacks import GuardStopError
 from forage_trainer.run import _record_end
 
 

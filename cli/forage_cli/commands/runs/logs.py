@@ -69,10 +69,13 @@ def logs(
 
       forage logs --run first -n 200
     """
+    from forage_cli.local.running import find_running
+
     known = list_services()
     if service and service not in known:
         raise UserError(f"there is no service '{service}': give one of {', '.join(known)}")
-    folder = find_run_with_logs(find_runs_folder(runs), run)
+    stack = None if run or runs else find_running()
+    folder = stack.folder if stack else find_run_with_logs(find_runs_folder(runs), run)
     names = [service] if service else known
     if not follow and not any(log_of(folder, name).is_file() for name in names):
         written = [name for name in known if log_of(folder, name).is_file()]

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.live import Live
 
 from forage_cli.local.console import find_url
-from forage_cli.local.live import LiveView, format_step
 from forage_cli.local.processes import ServiceDiedError, interrupt_on_signals
 from forage_cli.local.run_watch import Watch
 from forage_cli.local.serving import prepare_stack
 from forage_cli.local.stack import TRAINING, Program, Stack, point_latest
+from forage_cli.local.training.live import LiveView, format_step
 from forage_cli.local.training.load import check_not_in_use
 from forage_cli.reports import run_report as report
 from forage_cli.runs.ledger import count_groups

@@ -1,5 +1,10 @@
 {{/* The volumes and the init containers that fill them. */}}
 
+{{/* Of containers with the data volume: there the relative paths of a recipe begin, which are those of a checkout. */}}
+{{- define "forage.workingDir" -}}
+workingDir: /data
+{{- end }}
+
 {{- define "forage.shared.claim" -}}
 {{- default (printf "%s-shared" (include "forage.fullname" .)) .Values.storage.shared.existingClaim -}}
 {{- end }}
@@ -34,6 +39,17 @@
 {{- if has $.component .for }}{{ $entries = append $entries (pick . "url" "path") }}{{ end }}
 {{- end }}
 {{- with $entries }}{{ toJson . }}{{ end }}
+{{- end }}
+
+{{/* "true" if a part reads or writes an object store: it fetches, its settings have an address, or it has credentials. */}}
+{{- define "forage.usesObjectStore" -}}
+{{- $values := .root.Values -}}
+{{- $trainer := default dict $values.settings.trainer -}}
+{{- $addresses := list (dig "redis" "payloads_url" "" $values.settings) -}}
+{{- if ne .component "console" }}{{ $addresses = append $addresses (dig "publish" "uri" "" $trainer) }}{{ end -}}
+{{- if eq .component "trainer" }}{{ $addresses = append $addresses (dig "upload_url" "" $trainer) }}{{ end -}}
+{{- $used := or $values.objectStore.existingSecret $values.objectStore.env (join "" $addresses) -}}
+{{- if or (include "forage.fetches" .) (and (has .component (list "rollout" "trainer" "console")) $used) }}true{{ end }}
 {{- end }}
 
 {{/* Both are idempotent and do not touch complete copies. */}}

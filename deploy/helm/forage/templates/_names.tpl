@@ -1,10 +1,10 @@
 {{/* Names, labels, images, ports. A `part` is (dict "root" $ "component" "retriever"). */}}
 
-{{/* Short, so that names with KubeRay's suffixes fit into 63 characters. */}}
+{{/* Short: KubeRay takes no RayJob with a name of more than 47 characters, and <fullname>-trainer-<digest> adds 17. */}}
 {{- define "forage.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
-{{- default $full .Values.fullnameOverride | trunc 32 | trimSuffix "-" -}}
+{{- default $full .Values.fullnameOverride | trunc 30 | trimSuffix "-" -}}
 {{- end }}
 
 {{- define "forage.part" -}}
@@ -97,6 +97,11 @@ ports from which Linux takes any free one; transfers of policies use such, and e
 {{- if ne .Values.trainer.mode "none" }}
 - trainer
 {{- end }}
+{{- end }}
+
+{{/* "true" if the cluster has the Prometheus operator. */}}
+{{- define "forage.monitored" -}}
+{{- if .Capabilities.APIVersions.Has "monitoring.coreos.com/v1" }}true{{ end }}
 {{- end }}
 
 {{/* "true" if the release has a Ray cluster of KubeRay. */}}

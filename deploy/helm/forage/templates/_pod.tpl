@@ -21,9 +21,9 @@ nodeSelector:
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with $place.affinity }}
+{{- with include "forage.affinity" . }}
 affinity:
-  {{- toYaml . | nindent 2 }}
+  {{- . | nindent 2 }}
 {{- end }}
 {{- with (index .root.Values .component).priorityClassName }}
 priorityClassName: {{ . }}
@@ -31,6 +31,26 @@ priorityClassName: {{ . }}
 {{- with $place.runtimeClassName }}
 runtimeClassName: {{ . }}
 {{- end }}
+{{- end }}
+
+{{/*
+A part's affinity. With … "lease" true the scheduler starts none of these pods while another of the release exists, on any
+node: two trainers cannot run, whatever Jobs an upgrade leaves.
+*/}}
+{{- define "forage.affinity" -}}
+{{- $affinity := deepCopy (default (index .root.Values .component) .place).affinity -}}
+{{- if .lease }}
+{{- $term := dict "topologyKey" "kubernetes.io/os" "labelSelector" (dict "matchLabels" (include "forage.lease" . | fromYaml)) }}
+{{- $anti := default dict $affinity.podAntiAffinity }}
+{{- $required := append (default list $anti.requiredDuringSchedulingIgnoredDuringExecution) $term }}
+{{- $_ := set $anti "requiredDuringSchedulingIgnoredDuringExecution" $required }}
+{{- $_ := set $affinity "podAntiAffinity" $anti }}
+{{- end }}
+{{- with $affinity }}{{ toYaml . }}{{ end }}
+{{- end }}
+
+{{- define "forage.lease" -}}
+forage/lease: {{ include "forage.part" . }}
 {{- end }}
 
 {{- define "forage.pod.security" -}}
@@ -100,6 +120,9 @@ topologySpreadConstraints:
 {{- end -}}
 labels:
   {{- include "forage.selector" . | nindent 2 }}
+  {{- if .lease }}
+  {{- include "forage.lease" . | nindent 2 }}
+  {{- end }}
 {{- with $annotations }}
 annotations:
   {{- toYaml . | nindent 2 }}
@@ -117,6 +140,7 @@ annotations:
 - {name: HOME, value: /tmp}
 - {name: USER, value: forage}   # torch needs a user name, and the images have none for this uid
 - {name: PYTHONUNBUFFERED, value: "1"}
+- {name: PYTHONSAFEPATH, value: "1"}   # no module is imported from the volume, which is the working directory
 - {name: TOKENIZERS_PARALLELISM, value: "false"}
 - {name: HF_HUB_OFFLINE, value: "1"}
 - {name: OMP_WAIT_POLICY, value: PASSIVE}   # spinning idle threads make an update ten times slower

@@ -64,9 +64,9 @@ workerGroupSpecs:
     rayStartParams: {}
     template:
       metadata:
-        {{- include "forage.pod.metadata" . | nindent 8 }}
+        {{- include "forage.pod.metadata" (omit . "lease") | nindent 8 }}
       spec:
-        {{- include "forage.pod" . | nindent 8 }}
+        {{- include "forage.pod" (omit . "lease") | nindent 8 }}
         terminationGracePeriodSeconds: {{ .graceSeconds }}
         {{- include "forage.ray.initContainers" . | nindent 8 }}
         containers:
@@ -90,6 +90,7 @@ workerGroupSpecs:
 
 {{- define "forage.ray.container" -}}
 {{- include "forage.container" (dict "root" .root "image" (index .root.Values .component).image) }}
+{{ include "forage.workingDir" . }}
 env:
   {{- include "forage.env" . | nindent 2 }}
   {{- include "forage.ray.env" . | nindent 2 }}

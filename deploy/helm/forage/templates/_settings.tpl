@@ -69,10 +69,15 @@ data: {train_files: [/data/world/train.parquet], val_files: [/data/world/test.pa
 
 {{/*
 `merge` keeps existing values, including false and 0; its last argument only fills gaps. Helm reads YAML 1.1, in which the
-key `n` of `rollout.n` means false: this restores the name.
+key `n` of `rollout.n` means false: this restores the name. The tiny models are in the images; other relative paths begin at
+the volume.
 */}}
 {{- define "forage.settings" -}}
 {{- $settings := merge (deepCopy .Values.settings) (include "forage.settings.defaults" . | fromYaml) -}}
+{{- $model := dig "model" "path" "models/tiny-policy" $settings }}
+{{- if hasPrefix "models/tiny-" $model }}
+{{- $_ := set $settings "model" (merge (dict "path" (printf "/app/%s" $model)) (default dict $settings.model)) }}
+{{- end }}
 {{- if hasKey (default dict $settings.rollout) "false" }}
 {{- $_ := set $settings.rollout "n" (get $settings.rollout "false") }}
 {{- $_ := unset $settings.rollout "false" }}

@@ -74,6 +74,12 @@
 {{- end }}
 {{- end }}
 
+{{- range $values.fetch }}
+{{- if contains "CHANGE-ME" .url }}
+{{- fail (printf "fetch has %s: write the address of your own copy in place of CHANGE-ME" .url) }}
+{{- end }}
+{{- end }}
+
 {{- if and $values.redis.enabled (or $values.redis.external.url $values.redis.external.existingSecret) }}
 {{- fail "redis.enabled is true and redis.external is set: set redis.enabled=false to use the external Redis" }}
 {{- end }}
@@ -142,4 +148,5 @@
 {{- if and (eq $values.trainer.mode "none") (eq $values.rollout.mode "none") (eq $values.retriever.data.kind "shared") (not $values.storage.shared.existingClaim) }}
 {{- fail "retriever.data.kind is shared but a release without trainer and rollout creates no shared volume: set storage.shared.existingClaim, or another retriever.data.kind" }}
 {{- end }}
+{{- include "forage.validate.upgrade" . }}
 {{- end }}

@@ -1,11 +1,18 @@
-"""The asynchronous client of the retriever: `POST /retrieve` on kept-alive connections."""
+"""The asynchronous client of the retriever: `POST /retrieve` on kept-alive connections.
+
+Searches that begin in the same turn of the event loop and ask for the same go in one request: with thousands of
+trajectories in a process the requests, not the queries, are what searches cost it.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import httpx
@@ -32,6 +39,9 @@ KEEP_ALIVE_S = 60.0
 
 With httpx's own 5 s connections would end between two steps, and each step begin with handshakes.
 """
+
+MERGED = 16
+"""Searches in one request; all of them wait for the slowest."""
 
 SPARE_S = 1.0
 """Of the limit of a search: the retriever gives up this much earlier, so that its reason still arrives."""
@@ -65,6 +75,21 @@ class SearchResult:
     documents: list[list[Document]]
     provenance: Provenance
     partial: bool
+
+
+@dataclass(frozen=True)
+class _Search:
+    """A search of one query that waits to be sent.
+
+    Attributes:
+        query: its text.
+        context_tokens: as of `searching_for`.
+        found: its result, or error; cancelled: nobody waits for it any more.
+    """
+
+    query: str
+    context_tokens: int
+    found: asyncio.Future[SearchResult]
 
 
 class RetrieverClient:
@@ -103,6 +128,8 @@ class RetrieverClient:
             )
 
         self._lanes, self._slots = Lanes(connect), Slots("retriever", MAX_CONNECTIONS)
+        self._begun: dict[str, list[_Search]] = {}  # options → those that begin in this turn of the event loop
+        self._sending: set[asyncio.Task[None]] = set()
 
     @classmethod
     def from_settings(cls, settings: Settings, timeout_s: float = 30.0) -> RetrieverClient:
@@ -135,16 +162,23 @@ class RetrieverClient:
             RefusedError: the retriever rejects the search; the message has the reason.
             MalformedReplyError: the reply does not follow the wire format.
         """
-        body: dict[str, Any] = {"queries": list(queries), "return_scores": True}
-        optional = {"topk": topk, "filters": filters, "mode": mode, "context_tokens": _context_tokens.get()}
-        body |= {name: value for name, value in optional.items() if value}
-
+        chosen = {"topk": topk, "filters": filters, "mode": mode}
+        options = {name: value for name, value in chosen.items() if value}
+        context_tokens = _context_tokens.get()
         attributes: tracing.Attributes = {"server.address": self._circuit.address, "forage.queries": len(queries)}
         with tracing.span("retriever.search", attributes, kind=tracing.SpanKind.CLIENT):
-            return await self._search(body, len(queries))
+            headers = tracing.trace_headers()
+            if headers or len(queries) != 1:  # a request belongs to one trace
+                return await self._send(list(queries), options, context_tokens, headers)
+            search = _Search(queries[0], context_tokens, asyncio.get_running_loop().create_future())
+            self._begin(search, options)
+            return await search.found  # wait: `_send` has a time limit
 
     async def close(self) -> None:
-        """Close the connections."""
+        """End the searches in progress, and close the connections."""
+        for task in self._sending:
+            task.cancel()
+        await asyncio.gather(*self._sending, return_exceptions=True)
         await self._lanes.close()
 
     async def __aenter__(self) -> RetrieverClient:
@@ -153,8 +187,51 @@ class RetrieverClient:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    async def _search(self, body: dict[str, Any], queries: int) -> SearchResult:
-        headers = tracing.trace_headers()
+    def _begin(self, search: _Search, options: Mapping[str, Any]) -> None:
+        """Send a search with those that begin before the event loop turns."""
+        key = json.dumps(options, sort_keys=True) if options else ""
+        begun = self._begun.setdefault(key, [])
+        if not begun:
+            asyncio.get_running_loop().call_soon(self._merge, key, options)
+        begun.append(search)
+
+    def _merge(self, key: str, options: Mapping[str, Any]) -> None:
+        # The retriever answers requests of long trajectories first: they are not held up by short ones.
+        begun = sorted(self._begun.pop(key), key=lambda one: one.context_tokens, reverse=True)
+        for first in range(0, len(begun), MERGED):
+            searches = begun[first : first + MERGED]
+            task = asyncio.create_task(self._answer(searches, options))
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+            for search in searches:
+                search.found.add_done_callback(partial(_cancel_unwanted, task, searches))
+
+    async def _answer(self, searches: Sequence[_Search], options: Mapping[str, Any]) -> None:
+        """Send searches in one request, and give each its result."""
+        try:
+            queries, longest = [one.query for one in searches], max(one.context_tokens for one in searches)
+            result = await self._send(queries, options, longest, {})
+        except RefusedError as error:
+            if len(searches) > 1:  # one of them is at fault
+                await asyncio.gather(*(self._answer([one], options) for one in searches))
+            else:
+                _fail(searches, error)
+        except Exception as error:  # noqa: BLE001 - each of those who wait raises it
+            _fail(searches, error)
+        else:
+            for search, documents in zip(searches, result.documents, strict=True):
+                if not search.found.done():
+                    search.found.set_result(SearchResult([documents], result.provenance, result.partial))
+        finally:
+            for search in searches:
+                search.found.cancel()  # without a result: the client is closed
+
+    async def _send(
+        self, queries: list[str], options: Mapping[str, Any], context_tokens: int, headers: dict[str, str]
+    ) -> SearchResult:
+        body: dict[str, Any] = {"queries": queries, "return_scores": True, **options}
+        if context_tokens:
+            body["context_tokens"] = context_tokens
 
         async def attempt(left_s: float) -> httpx.Response:
             with self._lanes.take() as http:
@@ -174,7 +251,7 @@ class RetrieverClient:
         except httpx.DecodingError as error:
             raise self._malformed(error) from None
         try:
-            return _parse_result(response, queries)
+            return _parse_result(response, len(queries))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise self._malformed(error) from None
 
@@ -183,6 +260,17 @@ class RetrieverClient:
         return MalformedReplyError(
             f"the answer from {address} is not of the /retrieve format ({error!r}): is it a retriever's address?"
         )
+
+
+def _fail(searches: Sequence[_Search], error: Exception) -> None:
+    for search in searches:
+        if not search.found.done():
+            search.found.set_exception(error)
+
+
+def _cancel_unwanted(task: asyncio.Task[None], searches: Sequence[_Search], _: object) -> None:
+    if all(search.found.cancelled() for search in searches):
+        task.cancel()
 
 
 def _parse_result(response: httpx.Response, queries: int) -> SearchResult:

@@ -12,6 +12,8 @@ from forage_runtime.errors import DataError
 WEIGHTS = "model.safetensors"
 _LARGEST_HEADER = 100 * 2**20
 _REMEDY = "set model.path to a complete Hugging Face folder"
+_SCALED_ROPES = frozenset({"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"})
+"""Rotary embeddings whose models state the length that they reach by scaling."""
 _PLAIN_TYPES = frozenset({"F64", "F32", "F16", "BF16"})
 """Types of safetensors that hold weights as they are; a quantized folder has others, or scales beside its weights."""
 
@@ -97,6 +99,34 @@ def _read_headers(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     return headers
+
+
+def read_context(folder: Path) -> int | None:
+    """Read the most tokens that a model has positions for; None where its configuration does not say.
+
+    As vLLM derives it, for the configurations that say it in one place.
+
+    Raises:
+        DataError: the configuration cannot be read.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder}/config.json cannot be read ({error}): {_REMEDY}") from None
+    text = config.get("text_config") or config
+    found = [text[key] for key in ("max_position_embeddings", "n_positions") if isinstance(text.get(key), int)]
+    if not found or any("model_max_length" in part for part in (config, text)):
+        return None
+    ropes = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    ropes = (
+        [ropes]
+        if "rope_type" in ropes or "type" in ropes
+        else [rope for rope in ropes.values() if isinstance(rope, dict)]
+    )
+    factors = [
+        rope.get("factor") or 1.0 for rope in ropes if rope.get("rope_type", rope.get("type")) not in _SCALED_ROPES
+    ]
+    return int(min(found) * max([1.0, *factors]))
 
 
 def check_model_folder(folder: Path, weights: bool = True) -> None:

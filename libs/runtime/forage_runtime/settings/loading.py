@@ -66,7 +66,7 @@ def load_settings(
             tree, texts = _move(tree, targets), _move(texts, targets)
     for name, value in sorted((os.environ if environ is None else environ).items()):
         if name.startswith(ENV_PREFIX):
-            _set_both(tree, texts, name.removeprefix(ENV_PREFIX).lower().split("__"), value, name)
+            _set_both(tree, texts, _split_variable(name), value, name)
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals:
@@ -133,6 +133,18 @@ def _set_both(tree: dict[str, Any], texts: dict[str, Any], path: list[str], text
     if target := _find_path(tuple(path), value):
         _set_value(tree, target, value, source)
         _set_value(texts, target, own, source)
+
+
+def _split_variable(name: str) -> list[str]:
+    """The path of a setting that a variable names.
+
+    Settings are in lower case. The key of a map is as it is written; in capitals alone it is meant in lower case, too.
+    """
+    path: list[str] = []
+    for part in name.removeprefix(ENV_PREFIX).split("__"):
+        is_key = not _list_keys(path) and not part.isupper()
+        path.append(part if is_key else part.lower())
+    return path
 
 
 def _find_path(path: tuple[str, ...], value: Any) -> tuple[str, ...]:
@@ -246,7 +258,7 @@ def _describe_one(error: ErrorDetails) -> str:
             return "\n".join(theirs)
         known = _list_keys(path[:-1])
         near = difflib.get_close_matches(path[-1], known, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known here: {', '.join(known)}"
+        hint = f"did you mean '{'.'.join([*path[:-1], *near])}'?" if near else f"known here: {', '.join(known)}"
         return _join_lines(f"unknown setting '{name}': {hint}")
     sentence = error["msg"].removeprefix("Value error, ")
     if isinstance(error["input"], Mapping):  # a rule between settings, whose sentence names them

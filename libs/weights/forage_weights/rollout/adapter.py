@@ -14,13 +14,12 @@ from typing import Any
 from forage_proto.v1.trajectory_pb2 import Policy
 from forage_weights.announcement import PolicyError, describe_policy
 from forage_weights.cache import MAX_KEPT
+from forage_weights.folders import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from forage_weights.rollout.policy import format_label
 from forage_weights.rollout.preparation import verify_finite
 from forage_weights.tensors import read_header
 
 Shapes = Mapping[str, tuple[int, ...]]
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 _OUTSIDE_LAYERS = ("embed_tokens", "lm_head")
 # Options that change the meaning of the two matrices; an adapter must leave them at PEFT's defaults.
@@ -54,14 +53,15 @@ def verify_adapter(policy: Policy, files: list[Path], expected: Shapes, max_rank
         PolicyError: a file is missing, or the adapter does not fit the model or `max_rank`.
     """
     name = f"{describe_policy(policy)}, an adapter,"
-    if {file.name for file in files} != {CONFIG, WEIGHTS}:
-        raise PolicyError(f"{name} lists {sorted(f.name for f in files)}: expected {CONFIG} and {WEIGHTS}")
+    if {file.name for file in files} != {ADAPTER_CONFIG, ADAPTER_WEIGHTS}:
+        listed = sorted(file.name for file in files)
+        raise PolicyError(f"{name} lists {listed}: expected {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}")
     folder = files[0].parent
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         rank, alpha = int(config["r"]), float(config["lora_alpha"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PolicyError(f"{name} has no usable {CONFIG} ({error!r})") from None
+        raise PolicyError(f"{name} has no usable {ADAPTER_CONFIG} ({error!r})") from None
     if not 1 <= rank <= max_rank:
         raise PolicyError(f"{name} has rank {rank}: expected 1 to rollout.engine.max_lora_rank {max_rank}")
     if not alpha:
@@ -70,7 +70,7 @@ def verify_adapter(policy: Policy, files: list[Path], expected: Shapes, max_rank
         unsupported = [key for key in _UNSUPPORTED if config.get(key)] or ["bias"]
         raise PolicyError(f"{name} sets {unsupported[0]}: only plain LoRA matrices can be served")
     try:
-        found = read_header(folder / WEIGHTS)
+        found = read_header(folder / ADAPTER_WEIGHTS)
     except ValueError as error:
         raise PolicyError(f"{name} cannot be read: {error}") from None
     _verify_matrices(name, {tensor: info.shape for tensor, info in found.items()}, expected, rank)

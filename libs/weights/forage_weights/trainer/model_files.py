@@ -19,10 +19,9 @@ from blake3 import blake3
 
 from forage_runtime.files.model_folder import WEIGHTS
 from forage_weights.digests import PREFIX, compute_digest
-from forage_weights.folders import DESCRIPTION, SIGNED
+from forage_weights.folders import ADAPTER_CONFIG, ADAPTER_WEIGHTS, DESCRIPTION, SIGNED
 
 INDEX = f"{WEIGHTS}.index.json"
-ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 CONFIGURATION = "huggingface"
 """Folder of a checkpoint with the configuration and tokenizer of its model."""
 LORA_META = "lora_train_meta.json"

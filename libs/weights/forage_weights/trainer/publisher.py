@@ -8,7 +8,6 @@ where `trainer.publish.uri` says, copies for the engines (`PolicyStore`).
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,7 +34,14 @@ from forage_weights.announcement import sign_announcement
 from forage_weights.delta import encode_delta
 from forage_weights.digests import compute_content, compute_digest, verify_digest
 from forage_weights.direct_sender import DirectSender
-from forage_weights.folders import describe_folder, list_needed, name_folder, name_whole, write_description
+from forage_weights.folders import (
+    describe_folder,
+    list_needed,
+    name_folder,
+    name_whole,
+    parse_name,
+    write_description,
+)
 from forage_weights.signed_folder import sign_folder
 from forage_weights.storage import (
     StorageRefusedError,
@@ -64,7 +70,6 @@ PUBLISHED = Counter("forage_trainer_policies_published_total", "Policy versions 
 DELTAS = Counter("forage_trainer_deltas_published_total", "Policy versions that were published as a delta")
 BYTES = Gauge("forage_trainer_publish_bytes", "Bytes of the last published policy: of its delta, or of all its weights")
 SECONDS = Gauge("forage_trainer_publish_seconds", "Seconds to write and announce the last policy")
-_NAME = re.compile(r"v(\d+)-e(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -402,7 +407,8 @@ class PolicyStore:
                 names.update(list_folders(self._root))
             except StorageError as error:
                 get_logger().warning("policies_not_listed", reason=str(error))
-        return sorted(filter(_NAME.fullmatch, names), key=_parse_name, reverse=True)
+        orders = {name: order for name in names if (order := parse_name(name)) is not None}
+        return sorted(orders, key=orders.__getitem__, reverse=True)
 
     def find_highest_epoch(self) -> int:
         """The highest epoch in the names of the folders and their copies; 0 without any.
@@ -411,8 +417,8 @@ class PolicyStore:
             Stopped: the process was asked to stop while the address was unavailable.
         """
         copies = self._retry(lambda: list_folders(self._root)) if self._root else []
-        names = filter(_NAME.fullmatch, [*copies, *(path.name for path in self.folder.iterdir())])
-        return max((_parse_name(name)[0] for name in names), default=0)
+        orders = map(parse_name, [*copies, *(path.name for path in self.folder.iterdir())])
+        return max((order[0] for order in orders if order is not None), default=0)
 
     def is_intact(self, policy: Policy) -> bool:
         """Whether a policy's files are what was announced; of copies, if they can be listed, the sizes."""
@@ -445,10 +451,3 @@ class PolicyStore:
             return False
         except StorageError:
             return True
-
-
-def _parse_name(name: str) -> tuple[int, int]:
-    """(epoch, version) in the name of a folder."""
-    found = _NAME.fullmatch(name)
-    assert found is not None
-    return int(found[2]), int(found[1])

@@ -9,8 +9,9 @@ from contextlib import aclosing
 from upath import UPath
 
 from forage_console.details.trajectory import describe_turn, judge
-from forage_console.live.run_services import describe_end, is_alive, load_run_settings, open_streams
+from forage_console.live.run_services import describe_end, load_run_settings, open_streams
 from forage_console.models.services import AskEvent, AskRequest, AskStatus
+from forage_console.reading.files import is_alive
 from forage_proto.v1.rollout_pb2 import GetStatusResponse, RunStreamResponse
 from forage_proto.v1.trajectory_pb2 import ActionKind, Status, Trajectory
 from forage_records.sampling import build_ask_prompt
@@ -61,8 +62,8 @@ def find_served(folder: UPath, own: Settings) -> tuple[Settings, list[str]]:
 
 async def answer(settings: Settings, request: AskRequest) -> AsyncIterator[AskEvent]:
     """Ask, and yield turns and observations as they come; a failure is the last event."""
-    prompt = build_ask_prompt(settings, request.question, request.temperature, request.environment)
     try:
+        prompt = build_ask_prompt(settings, request.question, request.temperature, request.environment)
         status = await _read_rollout(settings)
         version = status.serving.version if status.HasField("serving") else None
         async with RolloutClient(settings) as rollout, aclosing(rollout.stream(prompt)) as events:

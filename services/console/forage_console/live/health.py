@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 from upath import UPath
 
 from forage_console.live.inquiries import Inquiries, Inquiry
-from forage_console.live.run_services import describe_end, is_alive, load_run_settings, open_streams
+from forage_console.live.run_services import describe_end, load_run_settings, open_streams
 from forage_console.models.services import HealthDetail, QueueRow, RedisRow, ReplicaRow, ServiceRow, WaitRow
 from forage_console.reading.detail import read_restarts
+from forage_console.reading.files import is_alive
 from forage_proto.v1.trajectory_pb2 import Policy, Replica
 from forage_runtime.clients.calls import RefusedError
 from forage_runtime.clients.health import (

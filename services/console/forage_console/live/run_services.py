@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import psutil
 import yaml
 from upath import UPath
 
@@ -19,7 +17,6 @@ from forage_runtime.clients.health import ANSWER_S
 from forage_runtime.errors import ForageError
 from forage_runtime.settings import RedisSettings, Settings, TlsSettings, check_settings
 
-RECORD = "processes.json"
 _MOST_BYTES = 1024 * 1024
 _CONNECT_S = ANSWER_S / 2
 """Longest time of an attempt at Redis; a call has two, and ends at once if it is refused."""
@@ -116,17 +113,6 @@ def _make_error(folder: UPath, name: str, value: str) -> RefusedError:
 def open_streams(settings: Settings) -> StreamClient:
     """Open the streams of a run for a quick look."""
     return StreamClient(settings.redis, settings.run.id, patience_s=1)
-
-
-def is_alive(folder: UPath) -> bool:
-    """Whether the supervisor on this machine that started the services of a run lives."""
-    if not isinstance(folder, Path):
-        return False
-    try:
-        supervisor = json.loads((folder / RECORD).read_text(encoding="utf-8"))["supervisor"]
-        return psutil.pid_exists(int(supervisor["pid"]))
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
-        return False
 
 
 def describe_end(folder: UPath) -> str:

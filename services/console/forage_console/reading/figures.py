@@ -55,7 +55,15 @@ FIGURES: tuple[tuple[str, str, dict[str, str]], ...] = (
             "prompt_tokens_mean": "prompt, mean",
         },
     ),
-    ("Turns and searches", "per trajectory", {"turns_mean": "turns", "searches_mean": "searches"}),
+    (
+        "Turns and searches",
+        "per trajectory",
+        {
+            "turns_mean": "turns",
+            "searches_mean": "searches",
+            "searches_beyond_limit_mean": "asked for beyond the limit",
+        },
+    ),
     (
         "Advantages",
         "",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import psutil
 from pydantic_core import from_json
 from upath import UPath
 
@@ -17,6 +20,8 @@ Stamp = tuple[int, int, int]
 """Time of the last change in ns, size, number of the file: another stamp is another content. Zeros: there is none."""
 NONE: Stamp = (0, 0, 0)
 
+_PROCESSES = "processes.json"
+"""File in the folder of a run with the processes of those who started it on one machine."""
 Row = dict[str, Any]
 T = TypeVar("T")
 
@@ -57,6 +62,17 @@ def describe(file: UPath, error: Exception) -> str:
     """Describe why a file cannot be read, in a clause."""
     reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error) or repr(error)
     return f"{file.name} cannot be read ({' '.join(reason.split())[:200]})"
+
+
+def is_alive(folder: UPath) -> bool:
+    """Whether the supervisor on this machine that started the services of a run lives."""
+    if not isinstance(folder, Path):
+        return False
+    try:
+        supervisor = json.loads((folder / _PROCESSES).read_text(encoding="utf-8"))["supervisor"]
+        return psutil.pid_exists(int(supervisor["pid"]))
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return False
 
 
 def list_names(folder: UPath, suffix: str = "") -> list[str]:

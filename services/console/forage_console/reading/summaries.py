@@ -20,6 +20,7 @@ from forage_console.reading.files import (
     Row,
     Stamp,
     describe,
+    is_alive,
     list_names,
     read_changed,
     read_object,
@@ -106,9 +107,10 @@ class Summary:
         started = min(filter(None, begins), default=None)
         ended = lines.ended + validated.seconds.get("after", 0.0) if lines.ended else updated
         age = time.time() - (updated or 0)
-        is_alive = age < max(ALIVE_S, 3 * lines.pace_s)
-        total = lines.total if lines.total is not None else _to_whole(settings.read_number(_TOTAL))
-        state_now = _decide_state(settings, phase, lines, is_alive)
+        activity = phase.phase if phase.phase in _ACTIVITIES else None
+        goes_on = is_alive(self.folder) if activity else age < max(ALIVE_S, 3 * lines.pace_s)
+        total = lines.total if lines.total is not None or activity else _to_whole(settings.read_number(_TOTAL))
+        state_now = _decide_state(settings, phase, lines, goes_on)
         is_going = state_now in (RunState.RUNNING, RunState.STARTING)
         left = estimate_time_left(lines.recent, total, phase.phase) if total is not None and is_going else None
         end = time.time() if is_going else ended
@@ -118,7 +120,7 @@ class Summary:
             problem=settings.problem or lines.problem or state_problem or validated.problem or notes_problem,
             is_latest=is_latest,
             model=settings.model,
-            algorithm=settings.algorithm,
+            algorithm=activity or settings.algorithm,
             step=lines.step,
             total_steps=total,
             started=started,
@@ -134,6 +136,8 @@ class Summary:
         )
 
 
+_ACTIVITIES = ("serving", "evaluating")
+"""Phases of services that train nothing, as `forage up` and `forage eval` start them: they write no steps."""
 _TOTAL = "trainer.total_training_steps"
 
 
@@ -177,12 +181,12 @@ class Summaries:
             return None
 
 
-def _decide_state(settings: RunSettings, phase: Progress, lines: _Lines, is_alive: bool) -> RunState:
+def _decide_state(settings: RunSettings, phase: Progress, lines: _Lines, goes_on: bool) -> RunState:
     if settings.problem:
         return RunState.BROKEN
     if phase.phase == "done":
         return RunState.DONE
-    if not is_alive:
+    if not goes_on:
         return RunState.STOPPED
     return RunState.STARTING if phase.phase == "starting" and not lines.step else RunState.RUNNING
 

@@ -197,7 +197,7 @@ def _read_list(row: dict[str, Any], name: str) -> list[Any]:
 
 
 def _is_search(turn: object) -> bool:
-    return isinstance(turn, dict) and turn.get("action") == "ACTION_KIND_SEARCH"
+    return isinstance(turn, dict) and turn.get("action") == "ACTION_KIND_SEARCH" and bool(turn.get("executed"))
 
 
 def _fits(value: object, kind: pa.DataType) -> bool:

@@ -30,9 +30,13 @@ _MIB = 2**20
 
 
 def benchmark_index(
-    folder: Path, settings: RetrieverSettings, seconds: float = 2.0, questions: Path | None = None
+    folder: Path,
+    settings: RetrieverSettings,
+    seconds: float = 2.0,
+    questions: Path | None = None,
+    as_json: bool = False,
 ) -> None:
-    """Search with the questions of a file, or else with the first words of passages; print a table and a JSON line.
+    """Search with the questions of a file, or else with the first words of passages; print a table, or a line of JSON.
 
     Raises:
         UserError: the index, the questions or the settings are at fault.
@@ -49,6 +53,9 @@ def benchmark_index(
             rows.append({"mode": mode, "batch": batch, **speed})
     memory = psutil.Process().memory_info()
     shared = getattr(memory, "shared", 0)
+    if as_json:
+        typer.echo(json.dumps({"ready_s": round(ready_s, 2), "rss": memory.rss, "rss_mapped": shared, "rows": rows}))
+        return
     table = Table(title=f"{folder}: {len(index.corpus)} passages, {count_threads(settings)} threads, top {TOPK}")
     for title in ("mode", "batch", "queries/s", "CPU ms/query", "p50 ms", "p99 ms"):
         table.add_column(title, justify="left" if title == "mode" else "right")
@@ -61,7 +68,6 @@ def benchmark_index(
         f"ready in {ready_s:.1f} s; memory {memory.rss / _MIB:,.0f} MiB,"
         f" of which {shared / _MIB:,.0f} MiB are mapped files"
     )
-    typer.echo(json.dumps({"ready_s": round(ready_s, 2), "rss": memory.rss, "rss_mapped": shared, "rows": rows}))
 
 
 def open_index(folder: Path, settings: RetrieverSettings) -> load.Index:

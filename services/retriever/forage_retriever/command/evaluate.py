@@ -36,32 +36,39 @@ ALL = "all"
 
 
 def evaluate_index(
-    folder: Path, questions_file: Path, settings: RetrieverSettings, out: Path | None = None, sweep: bool = False
+    folder: Path,
+    questions_file: Path,
+    settings: RetrieverSettings,
+    out: Path | None = None,
+    sweep: bool = False,
+    as_json: bool = False,
 ) -> None:
-    """Measure an index: print tables, then one line of JSON. `out` gets `eval.json` and, with a sweep, `sweep.svg`.
+    """Measure an index: print tables, or one line of JSON. `out` gets `eval.json` and, with a sweep, `sweep.svg`.
 
     Raises:
         UserError: the index, the questions or the settings are at fault.
     """
     questions = read_questions(questions_file)
     index = open_index(folder, settings)
-    console = TextConsole()
     quality = {mode: _measure_quality(index, mode, questions) for mode in list_modes(index)}
     if not any(rows[ALL]["hit@10"] for rows in quality.values()):
         raise DataError(
             f"questions {questions_file}: no gold passage was found at all: are gold_ids ids of this index's corpus?"
         )
-    console.print(_build_quality_table(quality, f"{folder}: {len(index.corpus)} passages, {len(questions)} questions"))
     report: dict[str, Any] = {"quality": quality}
     if sweep:
         report["sweep"] = measure_efforts(index, questions)
-        console.print(_build_sweep_table(report["sweep"]))
+    if as_json:
+        typer.echo(json.dumps(report))
+    else:
+        title = f"{folder}: {len(index.corpus)} passages, {len(questions)} questions"
+        tables = [_build_quality_table(quality, title), *([_build_sweep_table(report["sweep"])] if sweep else [])]
+        TextConsole().print(*tables, sep="\n")
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / "eval.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
         if sweep:
             _plot_sweep(out / "sweep.svg", report["sweep"])
-    typer.echo(json.dumps(report))
 
 
 def compute_metrics(questions: Sequence[GoldQuestion], ranked_ids: Sequence[Sequence[str]]) -> dict[str, float | None]:

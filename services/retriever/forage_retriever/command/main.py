@@ -22,7 +22,6 @@ from forage_retriever.index.recipe import Recipe, load_encoder
 from forage_runtime.command import run_command
 from forage_runtime.errors import SettingsError
 from forage_runtime.settings import RetrievalMode, Settings, load_settings
-from forage_runtime.telemetry.logs import configure_logs
 from forage_runtime.text.console import TextConsole
 
 _ALL_BYTES = sys.maxsize
@@ -52,6 +51,7 @@ StoredVectors = Annotated[
     typer.Option("--vectors", help="Store vectors: none, float16, float32; auto = where exact scores help this type."),
 ]
 Shards = Annotated[int, typer.Option(help="Cut the corpus into so many indexes.", min=1)]
+Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of tables.")]
 Jobs = Annotated[
     int, typer.Option(help="Shards to build at once; 0 = as many as CPUs and memory allow.", min=0, show_default=False)
 ]
@@ -214,6 +214,7 @@ def push(
 
     with open_report() as report:
         push_index(folder, url, report)
+    typer.echo(f"{folder} is at {url}")
 
 
 @app.command(hidden=True)
@@ -243,13 +244,14 @@ def evaluate(
     questions: Annotated[Path, typer.Argument(help="JSONL: question, gold_ids.", show_default=False)],
     overrides: Overrides = None,
     sweep: Annotated[bool, typer.Option(help="Also measure over ef_search, nprobe and refine.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for tables and plot.", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the figures and a plot.", show_default=False)] = None,
+    as_json: Json = False,
     config: Config = None,
 ) -> None:
     """Measure recall and hits by mode on questions with known passages."""
     from forage_retriever.command.evaluate import evaluate_index
 
-    evaluate_index(folder, questions, load_settings(config, overrides or []).retriever, out, sweep)
+    evaluate_index(folder, questions, load_settings(config, overrides or []).retriever, out, sweep, as_json)
 
 
 @app.command(epilog="[bold]Example[/]: forage index tune wiki questions.jsonl --out tuned.yaml")
@@ -258,15 +260,22 @@ def tune(
     questions: Annotated[Path, typer.Argument(help="JSONL: question, gold_ids.", show_default=False)],
     overrides: Overrides = None,
     recall: Annotated[
-        float, typer.Option(help="Share of the exact ten nearest that the vector search must find.", min=0.01, max=1)
-    ] = 0.95,
+        float | None,
+        typer.Option(
+            help="Share of the exact ten nearest that the vector search must find.",
+            min=0.01,
+            max=1,
+            show_default="as now, at least 0.95",
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="File for the settings (YAML).", show_default=False)] = None,
+    as_json: Json = False,
     config: Config = None,
 ) -> None:
     """Choose weights of hybrid search, nprobe, ef_search and refine by half of the questions; the others judge."""
     from forage_retriever.command.tune import tune_index
 
-    tune_index(folder, questions, load_settings(config, overrides or []).retriever, recall, out)
+    tune_index(folder, questions, load_settings(config, overrides or []).retriever, recall, out, as_json)
 
 
 @app.command(epilog="[bold]Example[/]: forage index bench wiki --seconds 10 retriever.threads=4")
@@ -275,17 +284,17 @@ def bench(
     overrides: Overrides = None,
     questions: Annotated[Path | None, typer.Option(help="JSONL: question.", show_default=False)] = None,
     seconds: Annotated[float, typer.Option(help="For each batch size.", min=0.1)] = 5.0,
+    as_json: Json = False,
     config: Config = None,
 ) -> None:
     """Measure queries per second and their latency, in this process."""
     from forage_retriever.command.bench import benchmark_index
 
-    benchmark_index(folder, load_settings(config, overrides or []).retriever, seconds, questions)
+    benchmark_index(folder, load_settings(config, overrides or []).retriever, seconds, questions, as_json)
 
 
 def main() -> None:
     """Entry point of `python -m forage_retriever.command`: a user error is one sentence and exit code 2."""
-    configure_logs("retriever", "INFO")
     run_command(app, "forage index")
 
 

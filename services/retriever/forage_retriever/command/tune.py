@@ -37,17 +37,26 @@ from forage_runtime.settings import RetrievalMode, RetrieverSettings
 from forage_runtime.text.console import TextConsole
 
 MIN_QUESTIONS = 20
-_SHOWN = ("hit@1", "hit@3", "hit@10", "all@10", "mrr")
+LEAST_RECALL = 0.95
+"""Share of the exact ten nearest that the vector search must find, or more where it does now."""
+_SHOWN = ("hit@1", "hit@3", "hit@10", "recall@10", "mrr")
 Report = dict[str, Any]
 
 
 def tune_index(
-    folder: Path, questions_file: Path, settings: RetrieverSettings, recall: float, out: Path | None = None
+    folder: Path,
+    questions_file: Path,
+    settings: RetrieverSettings,
+    recall: float | None = None,
+    out: Path | None = None,
+    as_json: bool = False,
 ) -> None:
-    """Sweep settings, print tables and the settings to paste, then one line of JSON; `out` gets the settings.
+    """Sweep settings, and print tables and the settings to paste; `out` gets the settings.
 
     Args:
-        recall: share of the exact ten nearest that the vector search must find.
+        recall: share of the exact ten nearest that the vector search must find; None: as it finds now, at least
+            `LEAST_RECALL`.
+        as_json: print one line of JSON instead.
 
     Raises:
         UserError: the index, the questions or the settings are at fault.
@@ -63,8 +72,6 @@ def tune_index(
     index = open_index(folder, settings)
     tuned, held_out = split_questions(questions)
     report: Report = {"tuned_on": len(tuned), "held_out": len(held_out)}
-    found: dict[str, float | int] = {}
-    console = TextConsole()
     with _open_progress() as progress:
         if RetrievalMode.HYBRID in index.searchers:
             if settings.rerank.model:
@@ -77,18 +84,21 @@ def tune_index(
             f"{folder} has nothing to tune: its vector search is exact, or has no stored vectors to compare with"
             " (`forage index convert --vectors float16`), and hybrid search needs BM25 and vectors (`--mode hybrid`)"
         )
-    for name, describe in (("hybrid", _describe_fusion), ("vectors", _describe_effort)):
-        if name in report:
-            console.print(describe(report[name]))
-            console.print(report[name]["verdict"], markup=False, highlight=False)
-            found |= report[name]["settings"]
+    parts = {name: report[name] for name in ("hybrid", "vectors") if name in report}
+    found = {name: value for part in parts.values() for name, value in part["settings"].items()}
     text = yaml.safe_dump({"retriever": found} if found else {}, sort_keys=False)
-    console.print(f"settings to paste:\n{text}" if found else "the present settings stay", markup=False)
+    if as_json:
+        typer.echo(json.dumps(report | {"settings": found}))
+    else:
+        console = TextConsole()
+        for name, part in parts.items():
+            console.print({"hybrid": _describe_fusion, "vectors": _describe_effort}[name](part))
+            console.print(part["verdict"], markup=False, highlight=False)
+        console.print(f"settings to paste:\n{text}" if found else "the present settings stay", markup=False)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         heading = f"# forage index tune: {len(tuned)} questions chose, {len(held_out)} others judged.\n"
         out.write_text(heading + text, encoding="utf-8")
-    typer.echo(json.dumps(report | {"settings": found}))
 
 
 def compare_fusions(judged: Sequence[Judged], chosen: Fusion, present: Fusion) -> tuple[float, float, float]:
@@ -121,16 +131,20 @@ def _tune_fusion(
     gain, low, high = compare_fusions(judges, chosen, present)
     rows = {"present": present.fuse, "chosen": chosen.fuse}
     rows |= {str(part): partial(_take, place) for place, part in enumerate(PARTS) if part != load.TITLE}
-    better = low > 0
+    quality = {name: _measure(index, judges, rank) for name, rank in rows.items()}
+    before, after = (quality[name]["recall@10"] or 0.0 for name in ("present", "chosen"))
+    better = low > 0 and after >= before
     interval = f"{gain:+.4f} nDCG@{TOPK} on the held-out questions (95 % interval {low:+.4f} to {high:+.4f})"
+    falls = f"recall@10 falls from {before:.4f} to {after:.4f}"
+    verdict = "better" if better else f"{falls if low > 0 else 'within noise'}, so nothing changes"
     return {
         "present": vars(present),
         "chosen": vars(chosen),
         "gain": round(gain, 5),
         "interval": [round(low, 5), round(high, 5)],
-        "quality": {name: _measure(index, judges, rank) for name, rank in rows.items()},
+        "quality": quality,
         "settings": {k: v for k, v in vars(chosen).items() if vars(present)[k] != v} if better else {},
-        "verdict": f"{interval}: {'better' if better else 'within noise, so nothing changes'}",
+        "verdict": f"{interval}: {verdict}",
     }
 
 
@@ -149,41 +163,58 @@ def _tune_effort(
     settings: RetrieverSettings,
     tuned: Sequence[GoldQuestion],
     held_out: Sequence[GoldQuestion],
-    recall: float,
+    recall: float | None,
     progress: Progress,
 ) -> Report | None:
-    """The fastest effort that finds the share of the exact nearest; None: there is no effort to choose, or no truth."""
+    """The fastest effort that finds the share of the exact nearest; None: there is no effort to choose, or no truth.
+
+    Without a share the present one counts: nothing that finds less is recommended.
+    """
+    from forage_retriever.search.vector_index import Effort
+
     dense = index.searchers.get(RetrievalMode.DENSE)
     if not isinstance(dense, DenseIndex):
         return None
     vectors = dense.vectors
     if not (vectors.has_graph or vectors.cells or vectors.stores_vectors):
         return None
-    queries = dense.encoder.encode_queries([question.text for question in held_out])
+    queries = dense.encoder.encode_queries([question.text for question in (*tuned, *held_out)])
     exact = vectors.search_exact(queries, TOPK)
     if exact is None:
         return None
+    halves = slice(len(tuned)), slice(len(tuned), None)
+
+    def measure(own: Mapping[str, Any]) -> tuple[float, float]:
+        """The share that an effort finds of both halves of the questions."""
+        effort = Effort(*(int(own.get(name, getattr(settings, name))) for name in ("ef_search", "nprobe", "refine")))
+        found = vectors.search(queries, TOPK, effort=effort)[1]
+        first, second = (compute_overlap(found[half], exact[half]) for half in halves)
+        return first, second
+
+    now = measure({})
+    least, least_held_out = (recall, recall) if recall is not None else (max(LEAST_RECALL, share) for share in now)
     task = progress.add_task("searching vectors", total=None)
     points = measure_efforts(index, tuned, lambda done, total: progress.update(task, completed=done, total=total))
-    reached = [point for point in points if point["top10"] >= recall]
+    reached = [point for point in points if point["top10"] >= round(least, 4)]
     chosen = max(reached, key=lambda point: point["qps"]) if reached else max(points, key=lambda point: point["top10"])
-    from forage_retriever.search.vector_index import Effort
-
     swept = {name: chosen[name] for name in ("ef_search", "nprobe", "refine") if chosen[name] is not None}
     present = {name: getattr(settings, name) for name in swept}
-    shares = []
-    for own in (present, swept):
-        effort = Effort(*(int(own.get(name, getattr(settings, name))) for name in ("ef_search", "nprobe", "refine")))
-        shares.append(compute_overlap(vectors.search(queries, TOPK, effort=effort)[1], exact))
-    enough = shares[1] >= recall
+    share = measure(swept)[1]
+    enough = share >= least_held_out
     changed = {name: value for name, value in swept.items() if present[name] != value}
-    judgement = "" if enough else f", less than {recall:g}: build with more cells, finer codes or stored vectors"
+    judgement = ""
+    if share < now[1]:
+        judgement = f", now {now[1]:.4f}"
+    if not enough:
+        judgement += f"; less than {least_held_out:.4g}, so nothing changes"
+        if least_held_out > now[1]:
+            judgement += ": build with more cells, finer codes or stored vectors"
     return {
         "points": points,
-        "present": present | {"top10": round(shares[0], 4)},
-        "chosen": swept | {"top10": round(shares[1], 4), "qps": chosen["qps"]},
+        "present": present | {"top10": round(now[1], 4)},
+        "chosen": swept | {"top10": round(share, 4), "qps": chosen["qps"]},
         "settings": changed if enough else {},
-        "verdict": f"on the held-out questions {shares[1]:.4f} of the exact top {TOPK}{judgement}",
+        "verdict": f"on the held-out questions {share:.4f} of the exact top {TOPK}{judgement}",
     }
 
 

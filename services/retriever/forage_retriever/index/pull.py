@@ -77,16 +77,16 @@ def push_index(folder: Path, url: str, report: Report) -> None:
         files |= {
             file.relative_to(folder).as_posix(): file for file in (part / n for n in manifest.read_manifest(part).files)
         }
-    last = {(part / MANIFEST_FILE).relative_to(folder).as_posix(): part / MANIFEST_FILE for part in parts}
+    files |= {(part / MANIFEST_FILE).relative_to(folder).as_posix(): part / MANIFEST_FILE for part in parts}  # last
     total, done = sum(file.stat().st_size for file in files.values()), 0
     system, root = open_file_system(url)
     try:
-        for name, file in (files | last).items():
+        for name, file in files.items():
             path = f"{root.rstrip('/')}/{name}"
             system.makedirs(path.rpartition("/")[0], exist_ok=True)
             system.put_file(str(file), path)
             done += file.stat().st_size
-            report("copying bytes", done, max(total, done))
+            report("copying bytes", done, total)
     except Exception as error:
         # Every file system raises its own errors.
         raise DownloadError(

@@ -9,8 +9,6 @@ from functools import partial
 
 import grpc
 from google.protobuf.message import DecodeError
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from forage_proto.v1 import retriever_pb2, retriever_pb2_grpc, trajectory_pb2
 from forage_retriever.hits import Hit
@@ -28,6 +26,7 @@ from forage_runtime.security.tls import make_grpc_server_credentials
 from forage_runtime.security.token_file import open_token_file
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry import tracing
+from forage_runtime.telemetry.grpc_probes import GrpcProbes
 from forage_runtime.telemetry.health import Health
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.tracing import SpanKind
@@ -183,28 +182,22 @@ class GrpcServer:
             interceptors=(*guard_calls(tokens, budget, "retriever/grpc", MAX_CONCURRENT_CALLS), CallGuard()),
         )
         self._server.add_generic_rpc_handlers((_build_handlers(RetrieverServicer(retrieval, ready, budget)),))
-        self._probes = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._probes, self._server)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        self._probes = GrpcProbes(self._server, SERVICE)
         bind(self._server, settings.retriever.grpc_address, credentials)
 
     async def start(self) -> None:
         """Accept calls."""
         await self._server.start()
-        await self._set(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._probes.set_serving(False)
 
     async def mark_serving(self) -> None:
         """Report SERVING to probes: there is an index."""
-        await self._set(health_pb2.HealthCheckResponse.SERVING)
+        await self._probes.set_serving(True)
 
     async def stop(self, grace_s: float) -> None:
         """Finish the calls in progress."""
-        await self._probes.enter_graceful_shutdown()
+        await self._probes.begin_shutdown()
         await self._server.stop(grace_s)
-
-    async def _set(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
-        for name in ("", SERVICE):
-            await self._probes.set(name, status)
 
 
 def _read_timeout(context: grpc.aio.ServicerContext) -> float:

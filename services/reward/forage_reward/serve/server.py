@@ -21,8 +21,6 @@ from typing import NoReturn
 
 import grpc
 import uvloop
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 from prometheus_client import Counter, generate_latest
 
 from forage_proto.v1 import reward_pb2, reward_pb2_grpc
@@ -47,6 +45,7 @@ from forage_runtime.security.tls import make_grpc_server_credentials
 from forage_runtime.security.token_file import open_token_file
 from forage_runtime.settings import RewardSettings, Settings
 from forage_runtime.telemetry import tracing
+from forage_runtime.telemetry.grpc_probes import GrpcProbes
 from forage_runtime.telemetry.log_sampling import LogSampler
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.tracing import SpanKind
@@ -434,7 +433,7 @@ class Server:
         """Refuse new calls, finish those in progress, end the processes of user and shadow rewards."""
 
         async def stop() -> None:
-            await self._probes.enter_graceful_shutdown()
+            await self._probes.begin_shutdown()
             await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
 
         asyncio.run_coroutine_threadsafe(stop(), self._loop).result()
@@ -451,9 +450,7 @@ class Server:
         self._user.close()
 
 
-async def _start_grpc(
-    settings: Settings, servicer: RewardServicer, shared: bool
-) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
+async def _start_grpc(settings: Settings, servicer: RewardServicer, shared: bool) -> tuple[grpc.aio.Server, GrpcProbes]:
     options = [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -465,13 +462,10 @@ async def _start_grpc(
     interceptors = (*guard_calls(tokens, servicer.budget, "reward/grpc", MAX_CONCURRENT_CALLS), CallGuard())
     server = grpc.aio.server(options=options, interceptors=interceptors)
     reward_pb2_grpc.add_RewardServicer_to_server(servicer, server)
-    probes = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(probes, server)
-    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    probes = GrpcProbes(server, SERVICE)
     bind(server, settings.reward.grpc_address, credentials)
     await server.start()
-    for name in ("", SERVICE):
-        await probes.set(name, health_pb2.HealthCheckResponse.SERVING)
+    await probes.set_serving(True)
     return server, probes
 
 

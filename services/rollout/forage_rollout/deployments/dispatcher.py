@@ -5,6 +5,7 @@ They reach each other through Serve, and engines on connections of the agents' o
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator, Mapping
 from functools import partial
 from typing import Any
@@ -39,6 +40,9 @@ from forage_runtime.settings import Settings
 from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.waits import list_waits
 from forage_trajectory.codec import leave_out_texts, pack_group
+
+_GARBAGE_AFTER = 50_000
+"""New objects, less those that were freed, before Python looks for garbage among them."""
 
 
 class DispatcherDeployment:
@@ -220,4 +224,12 @@ class AgentDeployment:
                     self._replica,
                     self._sessions,
                 )
+                _rarely_look_for_garbage()
         return self._agent
+
+
+def _rarely_look_for_garbage() -> None:
+    """Thousands of trajectories in progress are no garbage, and Python would look through them again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GARBAGE_AFTER)

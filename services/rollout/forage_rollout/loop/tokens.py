@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +19,9 @@ from tokenizers import Tokenizer
 
 from forage_runtime.errors import DataError
 from forage_runtime.text.observation import escape_controls, escape_tags, find_reserved_tags
+
+OBSERVATIONS = 1024
+"""The last ones are kept with their token ids: samples of a group search for the same, and find the same passages."""
 
 
 class FileTokenizer:
@@ -86,16 +91,24 @@ def encode_observation(
         body: what the environment returned, of any content.
         tags: reserved names besides `RESERVED_TAGS`.
     """
+    text, ids = _encode_observation(codec, opening, body, closing, tuple(tags))
+    return text, ids.tolist()
+
+
+@lru_cache(OBSERVATIONS)
+def _encode_observation(
+    codec: FileTokenizer, opening: str, body: str, closing: str, tags: tuple[str, ...]
+) -> tuple[str, array[int]]:
     frame = (opening, closing)
     for simplify in (str, _unify_forms, _keep_words):
         inside = escape_tags(simplify(body), codec.special_tokens, tags)
         text = f"{opening}{inside}{closing}"
         ids = codec.encode(text)
         if not _has_other_controls(codec, ids, frame) and not _has_other_tags(codec, ids, frame, tags):
-            return text, ids
+            return text, array("I", ids)
     # A word is a control token in this vocabulary, in a form that no escaping finds.
     ids = [token for token in codec.encode(inside) if token not in codec.special_ids]
-    return text, [*codec.encode(opening), *ids, *codec.encode(closing)]
+    return text, array("I", [*codec.encode(opening), *ids, *codec.encode(closing)])
 
 
 def escape_message(codec: FileTokenizer, text: str) -> str:

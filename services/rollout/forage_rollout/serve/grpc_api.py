@@ -39,6 +39,7 @@ from forage_runtime.security.tls import make_grpc_server_credentials
 from forage_runtime.security.token_file import TokenFile
 from forage_runtime.settings import TlsSettings
 from forage_runtime.telemetry import tracing
+from forage_runtime.telemetry.grpc_probes import GrpcProbes
 from forage_runtime.telemetry.tracing import Span, SpanKind
 
 SERVICE = DESCRIPTOR.services_by_name["Rollout"].full_name
@@ -163,8 +164,10 @@ def _trace_call(method: str, prompt: Prompt, context: Any) -> AbstractContextMan
     return tracing.span(f"{SERVICE}/{method}", attributes, kind=SpanKind.SERVER, parent=parent, active=False)
 
 
-def make_server(address: str, servicer: RolloutServicer, token: TokenFile | None, tls: TlsSettings) -> grpc.aio.Server:
-    """Build a server that is bound but not started.
+def make_server(
+    address: str, servicer: RolloutServicer, token: TokenFile | None, tls: TlsSettings
+) -> tuple[grpc.aio.Server, GrpcProbes]:
+    """Build a server that is bound but not started, and what it answers to health checks.
 
     Raises:
         UserError: the port is in use, or a file with a certificate is wrong.
@@ -181,8 +184,9 @@ def make_server(address: str, servicer: RolloutServicer, token: TokenFile | None
         ],
     )
     add_RolloutServicer_to_server(servicer, server)
+    probes = GrpcProbes(server, SERVICE)
     bind(server, address, credentials)
-    return server
+    return server, probes
 
 
 async def _abort(context: Any, error: Exception) -> NoReturn:

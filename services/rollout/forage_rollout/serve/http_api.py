@@ -241,7 +241,7 @@ def _refuse_caller(status: int, sentence: str, kind: str, headers: Mapping[str, 
     return _build_refusal(status, sentence, kind, headers=headers)
 
 
-def _refuse(_: Request, error: Exception) -> Response:
+def _refuse(request: Request, error: Exception) -> Response:
     match error:
         case InvalidPromptError():
             return _build_refusal(422, str(error), "invalid_request", error.field)
@@ -253,6 +253,11 @@ def _refuse(_: Request, error: Exception) -> Response:
         case HTTPException():
             return _build_refusal(error.status_code, str(error.detail), "invalid_request")
     assert isinstance(error, RequestValidationError)
+    kind = request.headers.get("content-type", "")
+    if "json" not in kind:  # FastAPI reads no other body, and says of it that it is no object
+        sent = f"it is {kind[:80]}" if kind else "there is none"
+        sentence = f"the body must be JSON, and the header content-type must say application/json: {sent}"
+        return _build_refusal(422, sentence, "invalid_request")
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"] if part != "body")
     given = (

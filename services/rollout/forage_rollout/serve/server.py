@@ -29,6 +29,7 @@ from forage_runtime.security.http.server import make_protocol
 from forage_runtime.security.token_file import TokenFile
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry import tracing
+from forage_runtime.telemetry.grpc_probes import GrpcProbes
 from forage_runtime.telemetry.health import Health, serve_health
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.waits import list_waits, waiting
@@ -79,7 +80,7 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
     rollout = settings.rollout
     protocol, gate = make_protocol(settings.tls, WIRE), HealthGate(settings.tls, "rollout")
     servicer = RolloutApi(backend, state, vocabulary, settings.security.audit_file, token is not None)
-    grpc_server = make_server(rollout.grpc_address, servicer, token, settings.tls)
+    grpc_server, probes = make_server(rollout.grpc_address, servicer, token, settings.tls)
     listening = listen(rollout.http_address)
     http_server = _HttpServer(
         uvicorn.Config(
@@ -105,6 +106,7 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
         http,
         asyncio.create_task(watch_services(settings, health)),
         asyncio.create_task(_run_application(settings, cluster, backend, state)),
+        asyncio.create_task(report_health(health, probes)),
         asyncio.create_task(_watch_ray(cluster)),
         asyncio.create_task(stop.wait()),  # wait: the life of the service
     ]
@@ -122,6 +124,7 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
     finally:
         log.info("draining", seconds=rollout.drain_timeout_s)
         health.wait_for("stop", "draining")
+        await probes.begin_shutdown()
         was_running, state.running = state.running, False
         http_server.should_exit = True
         drained = [grpc_server.stop(rollout.drain_timeout_s), http]
@@ -137,6 +140,13 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
     tracing.stop()
     sys.stderr.flush()
     os._exit(0)
+
+
+async def report_health(health: Health, probes: GrpcProbes) -> None:
+    """Have gRPC's health checks answer as /readyz does."""
+    while True:
+        await probes.set_serving(not health.waiting)
+        await asyncio.sleep(_WATCH_INTERVAL_S)  # wait: pause between two looks
 
 
 async def _watch_ray(cluster: Cluster) -> None:

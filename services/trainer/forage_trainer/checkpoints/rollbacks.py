@@ -16,7 +16,7 @@ from typing import Any
 from prometheus_client import Gauge
 
 from forage_queue.trainer.slots import Slot, SlotsOfSteps
-from forage_runtime.errors import ForageError, UserError
+from forage_runtime.errors import RolledBackError, UserError
 from forage_runtime.files.folders import write_json
 from forage_trainer.reporting.guards import Trip
 
@@ -26,10 +26,6 @@ ROLLED_BACK = Gauge("forage_trainer_last_rollback_timestamp_seconds", "Unix time
 
 class GuardStopError(UserError):
     """A guard ended the run; a start with the same settings would end the same way."""
-
-
-class RolledBackError(ForageError):
-    """A guard rolled the run back to its newest checkpoint; the next start resumes from there."""
 
 
 class Rollbacks:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from forage_proto.v1.trajectory_pb2 import ActionKind, Status
 from forage_records.statistics import mean_known
+from forage_records.trajectory_file import count_searches
 from forage_runtime.errors import DataError
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry.logs import get_logger
@@ -71,7 +72,7 @@ class BehaviorMetrics:
         """
         used_up = None
         if self._max_turns > 0 and trajectory.turns:
-            used_up = float(trajectory.valid_searches >= self._max_turns)
+            used_up = float(count_searches(trajectory.turns) >= self._max_turns)
         invalid = any(turn.action == ActionKind.ACTION_KIND_INVALID for turn in trajectory.turns)
         if not trajectory.counts.whole:  # which of its tokens are the policy's is unknown
             return Behavior(broken_tag_rate=_to_rate(invalid, trajectory), max_searches_rate=used_up)

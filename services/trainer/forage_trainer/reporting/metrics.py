@@ -11,6 +11,7 @@ from prometheus_client import Counter, Gauge
 
 from forage_proto.v1.trajectory_pb2 import Score, Status
 from forage_records.statistics import mean_known
+from forage_records.trajectory_file import count_searches
 from forage_trainer.algorithms.token_rewards import compute_turn_sum
 from forage_trainer.data.tensors import is_valid
 from forage_trajectory.trajectory import Group, Trajectory
@@ -25,7 +26,7 @@ _GAUGES = {
         "total_steps": "Steps of the whole run",
         "reward_mean": "Mean reward of the last step's trajectories",
         "em_mean": "Mean exact match of the last step's trajectories",
-        "search_rate": "Share of the last step's trajectories with a valid search",
+        "search_rate": "Share of the last step's trajectories with a search that was carried out",
         "format_rate": "Share of the last step's trajectories in the right format",
         "finished_rate": "Share of the last step's trajectories that ended with an answer",
         "truncated_rate": "Share of the last step's trajectories that were truncated at a length limit",
@@ -33,7 +34,8 @@ _GAUGES = {
         "repetition_rate": "Share of 8-grams of the policy's tokens that occurred before in the same turn",
         "broken_tag_rate": "Share of the last step's trajectories with a turn without a valid action or paired tags",
         "foreign_letter_rate": "Share of the policy's letters in scripts that its questions and observations lack",
-        "searches_mean": "Mean valid searches of the last step's trajectories",
+        "searches_mean": "Mean searches of the last step's trajectories that were carried out",
+        "searches_beyond_limit_mean": "Mean valid searches beyond rollout.max_turns, which are not carried out",
         "turns_mean": "Mean turns of the last step's trajectories",
         "prompt_tokens_mean": "Mean tokens of the last step's prompts",
         "response_tokens_mean": "Mean tokens of the last step's responses, observations included",
@@ -94,6 +96,7 @@ def compute_trajectory_metrics(groups: Sequence[Group], version: int) -> dict[st
     tokens = [t.counts for t in every]
     responses = [t.counts.response for t in completed]
     response_tokens, state_tokens = sum(one.response for one in tokens), sum(one.sampled for one in tokens)
+    searched = [(t, count_searches(t.turns)) for t in completed]
     stale = [max(0, version - min(s.version for s in t.segments)) for t in every if t.segments]
     return {
         "reward_mean": mean_known(t.score.total for t in judged),
@@ -106,8 +109,9 @@ def compute_trajectory_metrics(groups: Sequence[Group], version: int) -> dict[st
             f"em/{source}": exact_match(t.validation_score for t in completed if t.data_source == source)
             for source in sorted({t.data_source for t in completed})
         },
-        "search_rate": mean_known(float(t.valid_searches > 0) for t in completed),
-        "searches_mean": mean_known(float(t.valid_searches) for t in completed),
+        "search_rate": mean_known(float(searches > 0) for _, searches in searched),
+        "searches_mean": mean_known(float(searches) for _, searches in searched),
+        "searches_beyond_limit_mean": mean_known(float(t.valid_searches - searches) for t, searches in searched),
         "format_rate": format_rate(t.score for t in completed),
         "finished_rate": mean_known(float(t.finished) for t in completed),
         "truncated_rate": mean_known(float(t.truncated) for t in completed),

@@ -11,7 +11,7 @@ from forage_proto.v1.trajectory_pb2 import ActionKind, Status
 from forage_proto.v1.trajectory_pb2 import Trajectory as TrajectoryMessage
 from forage_records.questions import Question
 from forage_records.spans import name_author
-from forage_records.trajectory_file import explain_failure, read_exact_match
+from forage_records.trajectory_file import count_searches, explain_failure, read_exact_match
 from forage_runtime.text.enums import name_value
 from forage_trainer.reporting.metrics import exact_match, format_rate
 from forage_trajectory.trajectory import Trajectory
@@ -65,7 +65,7 @@ def summarize(
         **by_source,
         "count": len(answers),
         "failed": len(answers) - count,
-        "search_rate": sum(t.valid_searches > 0 for t in judged) / count if count else None,
+        "search_rate": sum(count_searches(t.turns) > 0 for t in judged) / count if count else None,
         "format_rate": format_rate(t.score for t in judged),
         "turns_mean": sum(len(t.turns) for t in judged) / count if count else None,
         "response_tokens_mean": sum(len(t.loss_mask) for t in judged) / count if count else None,
@@ -85,6 +85,7 @@ def build_record(question: Question, trajectory: TrajectoryMessage | None) -> di
         return record | {"failed": True, "em": None, "answer": None, "spans": [], "turns": []}
     score, versions = trajectory.score, [segment.version for segment in trajectory.segments]
     answers = [turn.content for turn in trajectory.turns if turn.action == ActionKind.ACTION_KIND_ANSWER]
+    searches = count_searches(trajectory.turns)
     return record | {
         "failed": False,
         "em": read_exact_match(trajectory),
@@ -97,7 +98,8 @@ def build_record(question: Question, trajectory: TrajectoryMessage | None) -> di
         "answer": answers[-1] if answers else None,
         "finished": trajectory.finished,
         "truncated": trajectory.truncated,
-        "searches": trajectory.valid_searches,
+        "searches": searches,
+        "searches_beyond_limit": trajectory.valid_searches - searches,
         "response_tokens": len(trajectory.loss_mask),
         "sample": trajectory.sample,
         "policy_version": max(versions, default=None),

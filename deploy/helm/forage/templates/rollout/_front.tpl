@@ -2,6 +2,7 @@
 {{- define "forage.rollout.front" -}}
 - name: front
   {{- include "forage.container" (dict "root" .root "image" .root.Values.rollout.image) | nindent 2 }}
+  {{- include "forage.workingDir" . | nindent 2 }}
   command: [python, -m, forage_rollout, --config, /etc/forage/settings/settings.yaml]
   args: [rollout.ray_address=auto, rollout.use_existing_app=true]
   env:
