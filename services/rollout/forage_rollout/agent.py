@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import grpc
 
@@ -18,6 +19,7 @@ from forage_proto.v1.trajectory_pb2 import (
     Purpose,
     Score,
     Status,
+    TemplateValues,
     Timings,
     Trajectory,
     TrajectoryGroup,
@@ -50,6 +52,7 @@ from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.tracing import SpanKind
 from forage_runtime.telemetry.waits import waiting
+from forage_runtime.text.chat_template import Chat
 from forage_runtime.text.enums import name_value
 
 log = get_logger()
@@ -363,7 +366,13 @@ class Agent:
             finally:
                 timings.generate_s += time.perf_counter() - start
 
-        render = partial(self._engine.render_chat, values=values)
+        async def render(chat: Chat, tools: tuple[dict[str, Any], ...]) -> RenderedPrompt:
+            given = values
+            if tools:
+                variables = json.loads(values.variables or "{}") | {"tools": tools}
+                given = TemplateValues(variables=json.dumps(variables), today=values.today)
+            return await self._engine.render_chat(chat, given)
+
         session = self.sessions.open(builder, render, generate, environment.max_requests)
         try:
             why = "until a worker takes them, which may be started at any time"

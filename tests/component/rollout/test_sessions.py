@@ -33,6 +33,7 @@ from forage_proto.v1.trajectory_pb2 import (
     Trajectory,
 )
 from forage_rollout.command.worker import Client, Task, Worker
+from forage_rollout.engine.chat import render_chat as render_chat_ids
 from forage_rollout.loop.generation import Generation, GenerationRequest, RenderedPrompt
 from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.http_api import make_app
@@ -254,6 +255,36 @@ async def test_a_session_needs_its_key_and_a_worker_the_token(char_codec: Any, t
         await service.post(taken, "end", {"reward": 0})
         assert (await service.post(taken, "end", {"reward": 1})).status_code == 410
         assert [t.score.total for t in (await running).trajectories] == [0.0]
+
+
+TOOLS = """{% for tool in tools or [] %}{{ tool | tojson }} <tool_call>{% endfor %}{% for m in messages %}|{{ m.role }}
+{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments.q }}{% endfor %}{% endfor %}|assistant"""
+
+
+async def test_tools_reach_the_template_of_a_real_tokenizer(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(REPOSITORY / "models/tiny-policy")
+    tokenizer.chat_template = TOOLS
+    rendered: list[str] = []
+
+    async def render_chat(messages: Chat, values: TemplateValues | None = None) -> RenderedPrompt:
+        rendered.append(tokenizer.decode(render_chat_ids(tokenizer, messages, values).token_ids))
+        return RenderedPrompt(service.engine.codec.encode(rendered[-1]))
+
+    monkeypatch.setattr(service.engine, "render_chat", render_chat)
+    running = asyncio.create_task(service.backend.run_group(build_question(samples=1)))
+    taken = await service.take()
+    function = {"name": "search", "parameters": {"type": "object", "properties": {"q": {"type": "string"}}}}
+    call = {"id": "1", "type": "function", "function": {"name": "search", "arguments": '{"q": "the query"}'}}
+    messages = [{"role": "user", "content": "Who?"}, {"role": "assistant", "tool_calls": [call]}]
+    body = {"messages": messages, "tools": [{"type": "function", "function": function}]}
+    reply = await service.post(taken, "chat/completions", body)
+    assert reply.status_code == 200, reply.text
+    assert '"name": "search"' in rendered[-1]
+    assert rendered[-1].endswith("|user\nWho?|assistant\nthe query|assistant")
+    await service.post(taken, "end", {"reward": 1})
+    assert [t.status for t in (await running).trajectories] == [Status.STATUS_OK]
 
 
 @pytest.mark.parametrize(

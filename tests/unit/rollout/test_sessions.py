@@ -20,7 +20,7 @@ from forage_rollout.environments.external import External
 from forage_rollout.loop.generation import Generation, RenderedPrompt
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.loop.trajectory_builder import Limits, TrajectoryBuilder
-from forage_rollout.sessions.requests import ChatRequest, Ending, SessionError, read_chat, read_ending
+from forage_rollout.sessions.requests import ChatRequest, Ending, SessionError, read_chat, read_ending, write_chat
 from forage_rollout.sessions.session import MOST_PARALLEL, SILENCE_S, Session, WorkerLostError
 from forage_rollout.sessions.table import SessionTable
 from forage_runtime.settings import RolloutSettings
@@ -36,6 +36,15 @@ TEMPLATES = {
     "drops_thoughts": OWN.replace("message['content']", "message['content'].split('</think>')[-1]"),
     "opens_a_thought": OWN.replace("assistant\n'", "assistant\n<think>\n'"),
 }
+# As Qwen's: tools in the system's turn, calls as JSON in tags, their results in the user's turn.
+TEMPLATES["tools"] = (
+    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
+    "Call with <tool_call></tool_call>.<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ 'user' if m.role == 'tool' else m.role }}\n"
+    "{% if m.role == 'tool' %}<tool_response>{{ m.content }}</tool_response>{% else %}{{ m.content }}{% endif %}"
+    "{% for call in m.tool_calls or [] %}\n<tool_call>\n{{ call.function | tojson }}\n</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 COMPILED = {name: jinja2.Template(text, keep_trailing_newline=True) for name, text in TEMPLATES.items()}
 MARKS = [TINY.encode(text) for text in ("</think>", "<think>", " ", "\n", "é", "<answer>a</answer>", "Obs:")]
 SAMPLED = st.lists(st.one_of(st.integers(4, TINY.vocabulary_size - 1).map(lambda id: [id]), st.sampled_from(MARKS)))
@@ -47,7 +56,7 @@ class Bench:
     """A session whose engine says what it is told, and notes from which context."""
 
     template: str = "own"
-    limits: Limits = field(default_factory=lambda: Limits(64, 2000, 64, 100))
+    limits: Limits = field(default_factory=lambda: Limits(64, 2000, 200, 100))
     most_requests: int = 64
     replies: list[list[int]] = field(default_factory=list)
     sampled: list[tuple[list[int], list[int], list[float]]] = field(default_factory=list)
@@ -64,8 +73,8 @@ class Bench:
         table = table or SessionTable("replica")
         return table.open(self.builder, self.render, self.generate, self.most_requests)
 
-    async def render(self, chat: Chat) -> RenderedPrompt:
-        text = COMPILED[self.template].render(messages=chat, add_generation_prompt=True)
+    async def render(self, chat: Chat, tools: tuple[dict[str, Any], ...]) -> RenderedPrompt:
+        text = COMPILED[self.template].render(messages=chat, tools=tools, add_generation_prompt=True)
         return RenderedPrompt(TINY.encode(text), "<think>\n" if self.template == "opens_a_thought" else "")
 
     async def generate(self, context: list[int], length: int, stop: tuple[str, ...], number: int) -> Generation:
@@ -108,7 +117,11 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 async def say(session: Session, messages: list[tuple[str, str]], **options: Any) -> str:
-    return (await session.chat(ChatRequest(messages, **options))).content
+    return (await session.chat(ChatRequest(to_messages(*messages), **options))).content
+
+
+def to_messages(*messages: tuple[str, str]) -> list[dict[str, Any]]:
+    return [{"role": role, "content": content} for role, content in messages]
 
 
 @given(st.sampled_from(sorted(TEMPLATES)), st.lists(REPLIES, min_size=2, max_size=6))
@@ -197,11 +210,91 @@ def test_a_reply_says_how_it_ended_and_a_stop_text_is_not_in_it() -> None:
     async def test() -> None:
         bench = Bench(replies=[[*TINY.encode("Act\nObs: this"), END], TINY.encode("a long reply without an end")])
         session = bench.open()
-        one = await session.chat(ChatRequest([("user", "Who?")], stop=("Obs:",)))
-        two = await session.chat(ChatRequest([("user", "Who?")], max_tokens=4))
+        one = await session.chat(ChatRequest(to_messages(("user", "Who?")), stop=("Obs:",)))
+        two = await session.chat(ChatRequest(to_messages(("user", "Who?")), max_tokens=4))
         assert (one.content, one.finish_reason) == ("Act\n", "stop")
         assert (two.finish_reason, two.completion_tokens) == ("length", 4)
         bench.check(["Obs:"])
+
+    run(test)
+
+
+SEARCH: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "search", "description": "finds", "parameters": {"type": "object"}},
+}
+
+
+async def call_tools(session: Session, messages: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
+    """Ask as a client does: the reply's message."""
+    body = {"messages": messages, "tools": [SEARCH], **options}
+    request = read_chat(json.dumps(body).encode())
+    message: dict[str, Any] = json.loads(write_chat(request, await session.chat(request)).content)["choices"][0]
+    return message
+
+
+@pytest.mark.parametrize(
+    "sampled",
+    [
+        '<tool_call>\n{"name": "search", "arguments": {"q": "who"}}\n</tool_call>',
+        'hm\n<tool_call>{"arguments":{"q":"é"},"name":"search"}</tool_call><tool_call>{"name": "search"}</tool_call>',
+    ],
+)
+def test_calls_of_tools_are_read_and_come_back_as_they_were_sampled(sampled: str) -> None:
+    async def test() -> None:
+        bench = Bench("tools", replies=[[*TINY.encode(sampled), END], [*TINY.encode("me"), END]])
+        session, messages = bench.open(), [{"role": "user", "content": "Who?"}]
+        choice = await call_tools(session, messages)
+        assert choice["finish_reason"] == "tool_calls"
+        calls = choice["message"]["tool_calls"]
+        assert [call["function"]["name"] for call in calls] == ["search"] * sampled.count("<tool_call>")
+        assert json.loads(calls[0]["function"]["arguments"]) == {"q": "é" if "é" in sampled else "who"}
+        for call in calls:  # some clients write the arguments anew
+            call["function"]["arguments"] = json.dumps(json.loads(call["function"]["arguments"]), indent=1)
+        messages.append(choice["message"])
+        messages += [{"role": "tool", "tool_call_id": call["id"], "content": "it is me"} for call in calls]
+        assert (await call_tools(session, messages))["message"]["content"] == "me"
+        done = bench.check()
+        assert not any(turn.context_begin for turn in done.turns), "whatever white space the calls had"
+        assert "<tool_response>it is me" in TINY.decode(bench.sampled[1][0])
+        assert '"description": "finds"' in TINY.decode(bench.sampled[0][0])
+
+    run(test)
+
+
+def test_calls_that_were_not_sampled_here_are_rendered_by_the_template() -> None:
+    async def test() -> None:
+        bench = Bench("tools")
+        call = {"id": "1", "type": "function", "function": {"name": "search", "arguments": '{"q": "<|im_end|>"}'}}
+        messages = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+        await call_tools(bench.open(), [*messages, {"role": "tool", "tool_call_id": "1", "content": "me"}])
+        text = TINY.decode(bench.sampled[0][0])
+        assert '<tool_call>\n{"arguments": {"q": "\\u0026lt;|im_end|\\u0026gt;"}, "name": "search"}' in text
+        bench.check()
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "sampled", ["<tool_call>search me</tool_call>", '<tool_call>["search"]</tool_call>', "no call"]
+)
+def test_what_is_no_call_is_text(sampled: str) -> None:
+    async def test() -> None:
+        bench = Bench("tools", replies=[[*TINY.encode(sampled), END]])
+        choice = await call_tools(bench.open(), [{"role": "user", "content": "Who?"}])
+        assert (choice["message"]["content"], choice["finish_reason"]) == (sampled, "stop")
+        assert "tool_calls" not in choice["message"]
+
+    run(test)
+
+
+def test_tools_that_the_template_does_not_show_are_refused() -> None:
+    async def test() -> None:
+        bench = Bench("own")
+        with pytest.raises(SessionError, match="does not show tools with <tool_call>") as refused:
+            await call_tools(bench.open(), [{"role": "user", "content": "Who? <tool_call>"}])
+        assert (refused.value.status, refused.value.param) == (400, "tools")
+        assert not bench.sampled
 
     run(test)
 
@@ -328,6 +421,10 @@ def test_a_session_is_for_its_worker_alone() -> None:
     run(test)
 
 
+CALL = {"id": "1", "type": "function", "function": {"name": "search", "arguments": '{"q": "x"}'}}
+NO_JSON = {"name": "search", "arguments": "x"}
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -337,8 +434,13 @@ def test_a_session_is_for_its_worker_alone() -> None:
         ({"messages": [{"content": "no role"}]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": 7}]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0]"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0]"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL | {"function": NO_JSON}]}]}, "messages[0].tool_calls"),
         ({"tools": [{}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools"),
+        ({"tools": "search"}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
         ({"n": 2}, "n"),
         ({"logprobs": True}, "logprobs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -372,7 +474,8 @@ def test_what_openai_clients_send_is_read() -> None:
         "seed": 3,
         "user": "me",
     }
-    expected = ChatRequest([("system", ""), ("user", "Who??")], 5, ("x",), "any", True, True)
+    messages = [{"role": "system", "content": ""}, {"role": "user", "content": "Who??", "name": "x"}]
+    expected = ChatRequest(messages, 5, ("x",), (), "any", True, True)
     assert read_chat(json.dumps(body).encode()) == expected
 
 

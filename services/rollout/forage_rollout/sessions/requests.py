@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
 from dataclasses import dataclass
@@ -15,11 +16,12 @@ _MOST_STOPS = 4
 _LONGEST_STOP = 64
 _LARGEST_REWARD = 1e6
 _LONGEST_ERROR = 2000
+_TOOL = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _JSON = "application/json"
 _EVENTS = "text/event-stream"
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "n": (1,),
-    "tools": ([],),
+    "tool_choice": ("auto",),
     "functions": ([],),
     "response_format": ({"type": "text"},),
     "logprobs": (False,),
@@ -42,13 +44,17 @@ class SessionError(ForageError):
         self.status, self.param, self.kind = status, param, kind
 
 
+Message = dict[str, Any]
+
+
 @dataclass(frozen=True)
 class ChatRequest:
-    """messages: (role, content). max_tokens: 0 = as many as the service allows."""
+    """messages: role and content of each, and its tool calls. max_tokens: 0 = as many as the service allows."""
 
-    messages: list[tuple[str, str]]
+    messages: list[Message]
     max_tokens: int = 0
     stop: tuple[str, ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
     model: str = ""
     stream: bool = False
     include_usage: bool = False
@@ -56,12 +62,13 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a chat request is answered with, before it is JSON."""
+    """What a chat request is answered with, before it is JSON; tool_calls: in OpenAI's form."""
 
     content: str
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
+    tool_calls: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,6 +110,7 @@ def read_chat(body: bytes) -> ChatRequest:
         messages=[_read_message(message, f"messages[{index}]") for index, message in enumerate(messages)],
         max_tokens=most or 0,
         stop=_read_stop(given.get("stop")),
+        tools=_read_tools(given.get("tools")),
         model=str(given.get("model") or "")[:200],
         stream=given.get("stream") is True,
         include_usage=isinstance(options, dict) and options.get("include_usage") is True,
@@ -136,11 +144,15 @@ def write_chat(request: ChatRequest, reply: Reply) -> HttpReply:
     }
     common = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": request.model}
     if not request.stream:
-        message = {"role": "assistant", "content": reply.content}
+        message: dict[str, Any] = {"role": "assistant", "content": reply.content}
+        if reply.tool_calls:
+            message |= {"content": reply.content or None, "tool_calls": list(reply.tool_calls)}
         choice = {"index": 0, "message": message, "finish_reason": reply.finish_reason, "logprobs": None}
         return write_json({**common, "object": "chat.completion", "choices": [choice], "usage": usage})
     common["object"] = "chat.completion.chunk"
-    delta = {"role": "assistant", "content": reply.content}
+    delta: dict[str, Any] = {"role": "assistant", "content": reply.content}
+    if reply.tool_calls:
+        delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(reply.tool_calls)]
     chunks: list[dict[str, Any]] = [
         {**common, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
         {**common, "choices": [{"index": 0, "delta": {}, "finish_reason": reply.finish_reason}]},
@@ -172,11 +184,9 @@ def _read_object(body: bytes) -> dict[str, Any]:
     return given
 
 
-def _read_message(message: Any, name: str) -> tuple[str, str]:
+def _read_message(message: Any, name: str) -> Message:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not message["role"]:
         raise SessionError(400, f"{name}: expected an object with a role", name)
-    if message.get("tool_calls") or message.get("function_call"):
-        raise SessionError(400, f"{name}.tool_calls: sessions do not support tools; leave them out", name)
     content = message.get("content")
     if isinstance(content, list):
         texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
@@ -186,7 +196,44 @@ def _read_message(message: Any, name: str) -> tuple[str, str]:
         content = ""
     if not isinstance(content, str):
         raise SessionError(400, f"{name}.content: expected a text, or parts of the type text", name)
-    return _keep_characters(message["role"]), _keep_characters(content)
+    read: Message = {"role": _keep_characters(message["role"]), "content": _keep_characters(content)}
+    for field in ("name", "tool_call_id"):
+        if isinstance(message.get(field), str):
+            read[field] = _keep_characters(message[field])
+    if message.get("tool_calls"):
+        read["tool_calls"] = _read_calls(message["tool_calls"], f"{name}.tool_calls")
+    return read
+
+
+def _read_calls(calls: Any, name: str) -> list[dict[str, Any]]:
+    """Calls with their names and arguments, which are JSON as in a reply."""
+    read = []
+    for call in calls if isinstance(calls, list) else [None]:
+        function = call.get("function") if isinstance(call, dict) else None
+        texts = [function.get(key) for key in ("name", "arguments")] if isinstance(function, dict) else [None]
+        if not isinstance(function, dict) or not all(isinstance(text, str) for text in texts):
+            raise SessionError(400, f"{name}: expected functions with name and arguments, two texts", name)
+        kept = {key: _keep_characters(function[key]) for key in ("name", "arguments")}
+        try:
+            if not isinstance(json.loads(kept["arguments"] or "{}"), dict):
+                raise ValueError
+        except (ValueError, RecursionError):
+            raise SessionError(400, f"{name}: expected arguments that are a JSON object", name) from None
+        read.append({"type": "function", "function": kept})
+    return read
+
+
+def _read_tools(tools: Any) -> tuple[dict[str, Any], ...]:
+    given = [] if tools is None else tools
+    names = [
+        tool["function"].get("name")
+        for tool in (given if isinstance(given, list) else [None])
+        if isinstance(tool, dict) and tool.get("type") == "function" and isinstance(tool.get("function"), dict)
+    ]
+    valid = [isinstance(name, str) and _TOOL.fullmatch(name) for name in names]
+    if not isinstance(given, list) or len(names) != len(given) or not all(valid):
+        raise SessionError(400, f"tools is {_show(tools)}: expected functions with names of {_TOOL.pattern}", "tools")
+    return tuple(given)
 
 
 def _read_stop(stop: Any) -> tuple[str, ...]:

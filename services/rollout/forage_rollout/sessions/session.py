@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import hmac
+import json
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -20,7 +21,8 @@ from forage_rollout.environments.environment import Action
 from forage_rollout.loop.generation import Generation, RenderedPrompt
 from forage_rollout.loop.tokens import escape_message
 from forage_rollout.loop.trajectory_builder import TrajectoryBuilder
-from forage_rollout.sessions.requests import ChatRequest, Ending, Reply, SessionError
+from forage_rollout.sessions.requests import ChatRequest, Ending, Message, Reply, SessionError
+from forage_rollout.sessions.tools import OPENING, name_calls, shows_tools, split_calls
 from forage_runtime.text.chat_template import Chat
 
 SILENCE_S = 20.0
@@ -36,7 +38,8 @@ REPLY = Action(ActionKind.ACTION_KIND_SEARCH, "", "reply")
 
 Generate = Callable[[list[int], int, tuple[str, ...], int], Awaitable[Generation]]
 """Samples: context, most tokens, stop texts, number of the generation from 1."""
-Render = Callable[[Chat], Awaitable[RenderedPrompt]]
+Render = Callable[[Chat, tuple[dict[str, Any], ...]], Awaitable[RenderedPrompt]]
+"""Renders a chat, and the tools that it may use."""
 
 
 class WorkerLostError(Exception):
@@ -75,6 +78,7 @@ class Session:
         self._begun = 0
         self._running: set[asyncio.Task[Reply]] = set()
         self._escaped: dict[str, str] = {}  # texts of the latest chat, most of which come again
+        self._with_calls: dict[str, str] = {}  # replies with tool calls: their texts by what the client got
         self._context = contextvars.copy_context()  # of the sample: generations belong to its span
         self._ended: asyncio.Future[Ending] = self._loop.create_future()
 
@@ -159,18 +163,35 @@ class Session:
         self._running.discard(task)
         self._heard_at = self._loop.time()
 
+    def _read(self, request: ChatRequest) -> tuple[Chat, tuple[dict[str, Any], ...]]:
+        """The chat and the tools as the template gets them: without control tokens, calls of replies as sampled.
+
+        Raises:
+            SessionError: they are too long, or hold a control token where none can be left out.
+        """
+        codec, limit = self._builder.codec, self._builder.limits.max_context_length
+        messages = [self._restore(message) for message in request.messages]
+        size = sum(len(message["content"]) + len(str(message.get("tool_calls", ""))) for message in messages)
+        # No more characters can fit, and encoding megabytes takes seconds.
+        if size + len(str(request.tools)) > limit * codec.max_token_chars:
+            raise _too_long("more", limit)
+        texts = {message[field] for message in messages for field in ("role", "content")}
+        self._escaped = {text: self._escaped.get(text) or escape_message(codec, text) for text in texts}
+        chat = [
+            self._escape_rest(message) | {field: self._escaped[message[field]] for field in ("role", "content")}
+            for message in messages
+        ]
+        return chat, tuple(self._escape_rest({"tools": request.tools})["tools"])
+
     async def _answer(self, request: ChatRequest, number: int) -> Reply:
         codec, limits = self._builder.codec, self._builder.limits
-        # No more characters can fit, and encoding megabytes takes seconds.
-        if sum(len(content) for _, content in request.messages) > limits.max_context_length * codec.max_token_chars:
-            raise _too_long("more", limits.max_context_length)
-        texts = {text for message in request.messages for text in message}
-        self._escaped = {text: self._escaped.get(text) or escape_message(codec, text) for text in texts}
-        chat = [{"role": self._escaped[role], "content": self._escaped[text]} for role, text in request.messages]
+        chat, tools = self._read(request)
         try:
-            rendered = await self._render(chat)
+            rendered = await self._render(chat, tools)
         except ValueError as error:
             raise SessionError(400, f"the chat template rejects the messages: {error}", "messages") from None
+        if tools and not shows_tools(codec.decode(rendered.token_ids), tools):
+            raise SessionError(400, f"the policy's chat template does not show tools with {OPENING}", "tools")
         recalled = self._memory.recall(chat, rendered.token_ids)
         context = rendered.token_ids if recalled is None else recalled.token_ids
         if len(context) > limits.max_context_length:
@@ -185,8 +206,6 @@ class Session:
             if not self._ended.done():
                 self._ended.set_exception(error)
             raise SessionError(503, f"the engine failed: {error}") from error
-        if self.is_over:
-            raise _over()
         return self._record(request, chat, RenderedPrompt(context, rendered.opening), generation)
 
     def _record(self, request: ChatRequest, chat: Chat, context: RenderedPrompt, generation: Generation) -> Reply:
@@ -198,8 +217,41 @@ class Session:
         sampled, text = builder.last_generation
         content = next((text.removesuffix(stop) for stop in request.stop if text.endswith(stop)), text)
         self._memory.remember(chat, context.token_ids, sampled, escape_message(builder.codec, content))
-        hit_length = builder.episode.hit_length
-        return Reply(content, "length" if hit_length else "stop", len(context.token_ids), len(sampled))
+        reason = "length" if builder.episode.hit_length else "stop"
+        calls: list[dict[str, Any]] = []
+        if request.tools:
+            whole = content
+            content, calls = split_calls(whole)
+        if calls:
+            self._with_calls[name_calls(content, calls)] = whole
+            reason = "tool_calls"
+        return Reply(content, reason, len(context.token_ids), len(sampled), tuple(calls))
+
+    def _restore(self, message: Message) -> Message:
+        """A message in which the tool calls of a reply are the text again that was sampled, if it was here.
+
+        Others are rendered by the template, which reads their arguments as an object.
+        """
+        calls = message.get("tool_calls")
+        if not calls:
+            return message
+        text = self._with_calls.get(name_calls(message["content"], calls))
+        if text is not None:
+            return {"role": message["role"], "content": text}
+        functions = [call["function"] for call in calls]
+        read = [{"name": one["name"], "arguments": json.loads(one["arguments"] or "{}")} for one in functions]
+        return message | {"tool_calls": [{"type": "function", "function": function} for function in read]}
+
+    def _escape_rest(self, fields: Message) -> Message:
+        """What a message has besides role and content, or a request besides messages, without control tokens."""
+        rest = {name: value for name, value in fields.items() if name not in ("role", "content")}
+        if not rest:
+            return {}
+        try:
+            escaped: Message = json.loads(escape_message(self._builder.codec, json.dumps(rest, ensure_ascii=False)))
+        except ValueError:
+            raise SessionError(400, "tools or tool calls hold a control token of the policy: leave it out") from None
+        return escaped
 
 
 def _over() -> SessionError:
