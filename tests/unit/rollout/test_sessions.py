@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -372,8 +373,8 @@ async def test_a_silent_worker_counts_as_gone_but_not_while_its_reply_is_sampled
     bench.gate.clear()
     asking = asyncio.create_task(say(session, [("user", "Who?")]))
     waiting = asyncio.create_task(session.wait_for_end())
-    for _ in range(3):
-        loop_clock.skip(SILENCE_S)
+    for turn in range(24):
+        loop_clock.skip(SILENCE_S if turn % 8 == 0 else 0.0)
         await asyncio.sleep(0)
     assert not waiting.done()
     bench.gate.set()
@@ -410,6 +411,11 @@ def test_a_session_is_for_its_worker_alone() -> None:
         assert not benches[0].sampled
         status, reply = await ask(table, one, "chat/completions", chat)
         assert (status, reply["choices"][0]["message"]["content"]) == (200, "yes")
+        parameters: dict[str, Any] = {}
+        for _ in range(900):
+            parameters = {"items": parameters}
+        tool = {"type": "function", "function": {"name": "deep", "parameters": parameters}}
+        assert (await ask(table, one, "chat/completions", chat | {"tools": [tool]}))[0] == 400
         assert (await ask(table, one, "keep", {}))[0] == 200
         assert (await ask(table, one, "end", {"reward": 0.5}))[0] == 200
         assert (await ask(table, one, "end", {"reward": 1}))[0] == 410
@@ -477,6 +483,24 @@ def test_what_openai_clients_send_is_read() -> None:
     messages = [{"role": "system", "content": ""}, {"role": "user", "content": "Who??", "name": "x"}]
     expected = ChatRequest(messages, 5, ("x",), (), "any", True, True)
     assert read_chat(json.dumps(body).encode()) == expected
+
+
+NAMES = ("messages", "role", "content", "type", "text", "tool_calls", "function", "name", "arguments")
+FIELDS = st.sampled_from([*NAMES, "tools", "stop", "max_tokens", "n", "reward", "error"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.sampled_from(["function", "{}"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(FIELDS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(FIELDS, VALUES, max_size=5), st.lists(st.dictionaries(FIELDS, VALUES, max_size=4), max_size=3))
+def test_whatever_a_body_holds_is_read_or_refused(body: dict[str, Any], messages: list[Any]) -> None:
+    for given_body in (body, body | {"messages": messages}):
+        for read in (read_chat, read_ending):
+            with contextlib.suppress(SessionError):
+                found = read(json.dumps(given_body).encode())
+                json.dumps(found.messages if isinstance(found, ChatRequest) else found.error).encode()
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"null", b"\xff", b"[" * 100_000])

@@ -81,6 +81,8 @@ class SessionTable:
             return write_json({})
         except SessionError as error:
             return write_refusal(error)
+        except RecursionError:
+            return write_refusal(SessionError(400, "the body is nested too deeply"))
 
     def _find(self, id: str, key: str) -> Session:
         session = self._sessions.get(id)
