@@ -181,7 +181,7 @@ class Session:
             self._escape_rest(message) | {field: self._escaped[message[field]] for field in ("role", "content")}
             for message in messages
         ]
-        return chat, tuple(self._escape_rest({"tools": request.tools})["tools"])
+        return chat, tuple(self._escape_rest({"tools": request.tools})["tools"]) if request.tools else ()
 
     async def _answer(self, request: ChatRequest, number: int) -> Reply:
         codec, limits = self._builder.codec, self._builder.limits
