@@ -75,6 +75,15 @@ class Result:
 
 
 @dataclass
+class Serving:
+    """A program that serves; command: None of `forage up` for all who ask. log: what it prints."""
+
+    command: CommandLine | None
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+@dataclass
 class Reader:
     """A reader in a folder, with the programs that she has started.
 
@@ -88,17 +97,21 @@ class Reader:
     forage: Path | None = None
     light: bool = False
     dry: bool = False
-    serving: list[tuple[CommandLine | None, subprocess.Popen[bytes]]] = field(default_factory=list)
-    """Programs that serve, with their command lines; None: `forage up` for all who ask."""
+    serving: list[Serving] = field(default_factory=list)
     seen: dict[str, str] = field(default_factory=dict)
     """Command lines that were run, and where."""
     unmade: set[str] = field(default_factory=set)
     """Files that lines would have written that were left out."""
+    taken: set[int] = field(default_factory=set)
+    """Ports that were listened to before the last program was started."""
+    started: int = 0
+    """Programs so far."""
     variables: dict[str, str] = field(default_factory=dict)
     """Those that the lines of a page assign."""
 
     def __post_init__(self) -> None:
-        self.log = self.folder.with_name(f"{self.folder.name}.log")
+        self.log = self.folder.with_name("log")
+        """What the last program prints."""
         self.state = self.folder.with_name(f"{self.folder.name}.env")
         self.folder.with_name(".curlrc").write_text("fail-with-body\n", encoding="utf-8")  # an HTTP error fails
         if self.forage is not None:
@@ -132,6 +145,7 @@ class Reader:
         self.state.unlink(missing_ok=True)
         self.variables.clear()
         self.unmade.clear()
+        self._tidy_runs()
         if self.forage is None:
             kept = [word for name in KEPT for word in ("--exclude", f"/{name}")]
             subprocess.run(["git", "clean", "-dfq", *kept], cwd=self.folder, check=True)
@@ -140,14 +154,24 @@ class Reader:
             if path.name not in KEPT:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
+    def _tidy_runs(self) -> None:
+        """Remove the runs that a page has named, as the next page may give the same name; `runs/latest` is a demo's."""
+        runs = self.folder / "runs"
+        demos = sorted(runs.glob("demo-*"), key=lambda run: run.stat().st_mtime)
+        for run in runs.glob("*"):
+            if run not in demos and not run.is_symlink() and not (run / "processes.json").exists():
+                shutil.rmtree(run, ignore_errors=True)
+        if demos:
+            (runs / "latest").unlink(missing_ok=True)
+            (runs / "latest").symlink_to(demos[-1].name)
+
     def _do(self, command: CommandLine) -> Iterator[Result]:
         page, text, kind = name(command.page), command.text, find_kind(command.text)
         if assigned := re.fullmatch(r"(\w+)=(\S+)", text):
             self.variables[assigned[1]] = assigned[2]
         meant = re.sub(r"\$(\w+)", lambda match: self.variables.get(match[1], match[0]), text)
         missing = self._list_missing(meant)
-        has_run = self.dry or (self.folder / "runs/latest").exists()
-        reason = find_reason(meant, missing, has_run, self.forage is not None)
+        reason = find_reason(meant, missing, self._exists, self.forage is not None)
         if not reason and self.light and kind is not Kind.ALONE:
             reason = f"{kind} (--light)"
         if not reason and text in self.seen and "my.yaml" not in text:
@@ -164,14 +188,16 @@ class Reader:
         self.seen[text] = f"{page}:{command.line}"
         bring(text, self.folder, command.page, self._run_alone)
         if kind is Kind.STARTS or (kind is Kind.SERVES and "-m forage_" not in text):  # those run beside each other
-            yield from self.stop()
-        elif kind is Kind.ASKS and not self.serving:
-            self.serving.append((None, self._start("forage up --no-console")))
-            self._wait_until_served("forage up", self.serving[-1][1])
+            yield from self.stop(keep_beside=True)
+        elif kind is Kind.ASKS and not self.serving and "forage ask" not in text:  # which starts what it asks
+            process = self._start("forage up --no-console")
+            self.serving.append(Serving(None, process, self.log))
+            self._wait_until_served("forage up", process)
         began = time.monotonic()
         if kind is Kind.SERVES:
+            self.taken = {port for port in PORTS if is_listened_to(port)}
             process = self._start(text.removesuffix("&").rstrip())
-            self.serving.append((command, process))
+            self.serving.append(Serving(command, process, self.log))
             code = self._wait_until_served(text, process)
         else:
             code = self._call(text, LIMITS_S[kind])
@@ -191,24 +217,31 @@ class Reader:
             if unwritten:
                 found.outcome, found.last = "failed", f"has not written {', '.join(unwritten)}"
 
+    def _exists(self, path: str) -> bool:
+        return (self.dry and path == "runs/latest") or (self.folder / path).exists()
+
     def _list_missing(self, text: str) -> list[str]:
         recipe = find_recipe(text)
         if recipe is None:
             return []
         file = (REPOSITORY if recipe.startswith("configs/") else self.folder) / recipe
         with suppress(UserError):  # a file that is not here or cannot be read: the command says so
-            return list_missing(load_settings(file, environ={}), lambda path: (self.folder / path).exists())
+            return list_missing(load_settings(file, environ={}), self._exists)
         return []
 
     def _start(self, text: str) -> subprocess.Popen[bytes]:
         """Start a line of shell; its variables and its folder stay for the next one, as in a terminal."""
-        command = text.replace(".venvs/cli/bin/", "") if self.forage is not None else text
+        # `make` would install the environments anew, as their place is part of them, over those of this checkout.
+        command = re.sub(r"\bmake demo\b", ".venvs/cli/bin/forage demo --seed 0", text)
+        command = command.replace(".venvs/cli/bin/", "") if self.forage is not None else command
         state = shlex.quote(str(self.state))
         kept = "export -p | grep -vE '^declare -x (PWD|OLDPWD|SHLVL|_|code)='; printf 'cd %q' \"$PWD\""
         script = f"[ ! -f {state} ] || . {state}\nset -a\n{command}\ncode=$?\n{{ {kept}; }} > {state}\nexit $code"
         own = (self.forage or REPOSITORY / ".venvs/cli/bin/forage").absolute().parent
         path = {"PATH": f"{own}:{os.environ['PATH']}", "CURL_HOME": str(self.log.parent)}
         environment = {**os.environ, **SHORT, **path, "COLUMNS": "200", "HF_HUB_OFFLINE": "1"}
+        self.started += 1
+        self.log = self.folder.with_name(f"{self.started}.log")
         with self.log.open("wb") as log:
             return subprocess.Popen(
                 ["bash", "-c", script],
@@ -246,17 +279,27 @@ class Reader:
 
     def _is_served(self, text: str) -> bool:
         if "forage up" not in text:
-            return any(map(is_listened_to, PORTS))
+            return any(port not in self.taken and is_listened_to(port) for port in PORTS)
         command = [self.forage or REPOSITORY / ".venvs/cli/bin/forage", "status"]
         return subprocess.run(command, cwd=self.folder, capture_output=True).returncode == 0
 
-    def stop(self, keep_own: bool = False) -> Iterator[Result]:
-        """End the programs that serve as Ctrl-C does; yields those that end otherwise than with 0."""
-        kept = [one for one in self.serving if keep_own and one[0] is None]
-        for command, process in (one for one in self.serving if one not in kept):
-            code = end(process)
+    def stop(self, keep_own: bool = False, keep_beside: bool = False) -> Iterator[Result]:
+        """End the programs that serve as Ctrl-C does; yields those that end otherwise than with 0.
+
+        Args:
+            keep_own: keep `forage up` for all who ask; keep_beside: keep what a page starts in the background.
+        """
+        kept = [
+            one
+            for one in self.serving
+            if (one.command is None and keep_own) or (one.command and one.command.text.endswith("&") and keep_beside)
+        ]
+        for one in self.serving:
+            if one in kept:
+                continue
+            code, command = end(one.process), one.command
             if command is not None and code not in (0, -signal.SIGINT, 128 + signal.SIGINT):
-                last = read_last_line(self.log) or "it did not end well at Ctrl-C"
+                last = f"at Ctrl-C: {read_last_line(one.log)}"
                 yield Result(name(command.page), command.line, command.text, "failed", code, last=last)
         self.serving = kept
 
@@ -375,7 +418,9 @@ def main() -> int:
     pages = [page.resolve() for page in arguments.pages] or [*sorted(list_pages(), key=find_place), COMMANDS_PAGE]
     results: list[Result] = []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
-        command = install_wheel(Path(place)) if arguments.wheel else None
+        command = None
+        if arguments.wheel:
+            command = Path("forage") if arguments.list else install_wheel(Path(place))
         reader = Reader(Path(place) / "reader", command, arguments.light, arguments.list)
         try:
             for page in pages:

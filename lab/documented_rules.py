@@ -22,7 +22,7 @@ class Kind(StrEnum):
 RULES = {
     "needs Prometheus, for a query": r"^query: ",
     "needs a cluster": r"\b(kubectl|helm|amtool|grpcurl)\b",
-    "needs Docker": r"\bdocker\b|\bmake (images|up|down|logs|test-compose|pin-images)\b",
+    "needs Docker": r"\bdocker\b|\b(images|compose)\.sh\b|\bmake (images|up|down|logs|test-compose|pin-images)\b",
     "needs a GPU": r"DEVICE=gpu|\bgpu-check\b|nproc-per-node|n_gpus_per|CUDA_VISIBLE|=colocated|engine_replicas",
     "needs a cluster of Ray": r"ray_address=|ray\.address=|use_existing_app",
     "needs another machine": r"s3://|redis://(?!127|localhost)|\bredis-cli\b|\bhost-[a-z]\b|\b10\.0\.0\.\d",
@@ -37,12 +37,11 @@ RULES = {
     "is not Forage's command, or makes what the repository holds": r"forage_models\.|PYTHONPATH=models|main_ppo",
     "needs Redis and services that its page leaves to the reader": r"-m forage_(rollout|trainer)\b|:18641/",
     "works for a run beside it until Ctrl-C": r"\bforage worker\b",
+    "trains for hours": r"total_training_steps=\d{3,}",
     "follows a log until Ctrl-C": r"\blogs (\w+ )?-f",
     "needs a collector of traces": r"127\.0\.0\.1:4317",
     "needs an index that is replaced": r"ln -sfn|:18610/reload",
-    "needs runs of the reader": (
-        r"runs/(x|y|first|second|my-run|evaluations)\b|diff first|--run first|--against|--label|rm demo-|--step \d"
-    ),
+    "needs runs of the reader": (r"runs diff first|--run first|--against|--label|runs rm demo-|--step \d"),
     "needs a model of the reader": r"models/e5|~/models|/models/qwen",
 }
 """Why a command line is left out → what it is searched for; the first that is found counts."""
@@ -50,10 +49,11 @@ _CHECKOUT = re.compile(r"\bmake\b|\.venvs/|\b(lab|scripts|services|deploy|site)/
 _SERVES = re.compile(
     r"forage (up(?! --train)|serve|console)\b|-m forage_(reward|retriever|rollout|trainer|console)\b|&$"
 )
-_STARTS = re.compile(r"\b(make|forage) demo\b|forage (train|eval|probe --questions|ask|up --train)\b(?! compare)")
+_STARTS = re.compile(r"\b(make|forage) demo\b|forage (train|eval|probe --questions|up --train)\b(?! compare)")
 _ASKS = re.compile(
     r"forage (ask|status|rollout sample)\b|--rerun|coverage .*--search|\bcurl .*(localhost|127\.0\.0\.1)"
 )
+_NAMED_RUN = re.compile(r"\bruns/(?!latest\b)[\w.-]+")
 _READS_RUN = re.compile(r"runs/latest|--resume|forage (trajectories|runs show|logs)\b")
 _ABSOLUTE = re.compile(r"(?<![\w.:/}<])/(?!dev/|tmp/)[a-z][\w./-]*")
 _RECIPE = re.compile(r"(?:-c|--config|config=)[= ]?(\S+\.yaml)")
@@ -69,12 +69,12 @@ def find_kind(text: str) -> Kind:
     return next((kind for kind, pattern in found.items() if pattern.search(text)), Kind.ALONE)
 
 
-def find_reason(text: str, missing: Sequence[str], has_run: bool, is_wheel: bool) -> str:
+def find_reason(text: str, missing: Sequence[str], exists: Callable[[str], bool], is_wheel: bool) -> str:
     """Say why a command line is left out; empty: it can be run.
 
     Args:
         missing: the files that its recipe names and that are not here.
-        has_run: whether a run has been made that commands can read.
+        exists: whether a file or folder is where the command line is run.
     """
     for reason, pattern in RULES.items():
         if re.search(pattern, text):
@@ -85,7 +85,9 @@ def find_reason(text: str, missing: Sequence[str], has_run: bool, is_wheel: bool
         return f"needs {absent[0]} of the reader"
     if missing and not is_check(text):
         return f"needs {missing[0]}, which is downloaded"
-    if not has_run and _READS_RUN.search(text) and "--help" not in text:
+    if unmade := [run for run in _NAMED_RUN.findall(text) if not exists(run)]:
+        return f"needs {unmade[0]} of the reader"
+    if not exists("runs/latest") and _READS_RUN.search(text) and "--help" not in text:
         return "needs a run, and none was made yet"
     return ""
 

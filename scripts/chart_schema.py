@@ -85,6 +85,15 @@ class Component(Scheduling):
     podAnnotations: dict[str, str] = {}
     serviceAccountAnnotations: dict[str, str] = {}
     extraEnv: list[Object] = []
+    labels: dict[str, str] = {}
+    podLabels: dict[str, str] = {}
+    schedulerName: str = ""
+    hostNetwork: bool = False
+    securityContext: Object = {}
+    resourceClaims: list[Object] = []
+    extraVolumes: list[Object] = []
+    extraVolumeMounts: list[Object] = []
+    extraContainers: list[Object] = []
 
 
 class StoppableComponent(Component):

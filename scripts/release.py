@@ -36,7 +36,6 @@ PLACES = {
     "cli/pyproject.toml": r'^version = "(.+)"$',
     "libs/runtime/forage_runtime/__init__.py": r'^__version__ = "(.+)"$',
     f"{CHART}/Chart.yaml": r'^(?:version: |appVersion: ")([^"\n]+)"?$',
-    f"{CHART}/values-gpu-*.yaml": r"^ +image: \{tag: (.+)-gpu\}$",
     ".env": r"^FORAGE_VERSION=(.+)$",
 }
 """Files (globs) that contain the version, and the pattern whose first group is the version."""
@@ -180,13 +179,10 @@ def find_missing_files(folder: Path) -> list[str]:
 
 def list_images(version: str) -> list[str]:
     """List every image of a release: the CPU images, then the GPU images."""
-    script = (REPOSITORY / "scripts/images.sh").read_text(encoding="utf-8")
-    known, on_gpus = (re.search(rf"{name}=\(([a-z ]+)\)", script) for name in ("known", "on_gpus"))
-    if known is None or on_gpus is None:
-        raise ReleaseError("scripts/images.sh does not list its services: expected known=(…) on_gpus=(…)")
+    on_gpus = [service for service, home in tools.HOMES.items() if (home / "requirements.gpu.lock").exists()]
     return [
-        *(f"forage/{service}:{version}" for service in known[1].split()),
-        *(f"forage/{service}:{version}-gpu" for service in on_gpus[1].split()),
+        *(f"forage/{service}:{version}" for service in tools.HOMES),
+        *(f"forage/{service}:{version}-gpu" for service in on_gpus),
     ]
 
 

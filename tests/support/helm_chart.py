@@ -37,6 +37,29 @@ _SCHEDULING = {
     "runtimeClassName": "nvidia",
     "podAnnotations": {"example.com/team": "search"},
     "extraEnv": [{"name": "OTEL_SDK_DISABLED", "value": "true"}],
+    "labels": {"kueue.x-k8s.io/queue-name": "research"},
+    "podLabels": {"example.com/cost-center": "7", "app.kubernetes.io/component": "not-this"},
+    "schedulerName": "kai-scheduler",
+    "extraVolumes": [{"name": "scratch", "emptyDir": {}}],
+    "extraVolumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
+    "extraContainers": [
+        {
+            "name": "sidecar",
+            "image": "sidecar:1",
+            "resources": {
+                amounts: {"cpu": "10m", "memory": "16Mi", "ephemeral-storage": "1Mi"}
+                for amounts in ("requests", "limits")
+            },
+            "securityContext": {
+                "allowPrivilegeEscalation": False,
+                "privileged": False,
+                "readOnlyRootFilesystem": True,
+                "runAsNonRoot": True,
+                "capabilities": {"drop": ["ALL"]},
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+        }
+    ],
 }
 _FETCHED_PATHS = {"model": {"path": "/data/models/policy"}, "retriever": {"index": "/data/indexes/wiki"}}
 

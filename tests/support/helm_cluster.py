@@ -18,7 +18,11 @@ class Cluster:
     """Objects of an earlier install, behind an API server on loopback."""
 
     def __init__(self, kubeconfig: Path) -> None:
-        kinds = {(item["apiVersion"], item["kind"]) for name in ("defaults", "trainer on Ray") for item in render(name)}
+        kinds = {
+            (item["apiVersion"], item["kind"])
+            for name in ("every option on", "trainer on Ray")
+            for item in render(name)
+        }
         self.pages = _build_discovery_pages(kinds)
         self._versions = {kind: version for version, kind in kinds}
         self._kubeconfig = kubeconfig

@@ -29,11 +29,16 @@ def check_grpc_port(address: str, service: str) -> str:
     return str(health_pb2.HealthCheckResponse.ServingStatus.Name(whole))
 
 
-def check_every_port(settings: Settings) -> None:
-    """Assert that every port of every service of a run answers what docs/reference/api.md says, ready or not."""
-    for name, url in list_health_urls(settings).items():
+def check_pages(settings: Settings, *services: str) -> None:
+    """Assert that services of a run, ready or not, answer over HTTP what docs/reference/api.md says."""
+    urls = list_health_urls(settings)
+    for name in services or urls:
         for page in PAGES:
-            reply = httpx.get(f"{url.rsplit('/', 1)[0]}/{page}", timeout=60)
+            reply = httpx.get(f"{urls[name].rsplit('/', 1)[0]}/{page}", timeout=60)
             assert reply.status_code in ((200, 503) if page == "readyz" else (200,)), (name, page, reply.text)
+
+
+def check_grpc_ports(settings: Settings) -> None:
+    """Assert that every gRPC port of a run, ready or not, answers what docs/reference/api.md says."""
     for name, service in GRPC.items():
         assert check_grpc_port(getattr(settings, name).grpc_address, service) in ("SERVING", "NOT_SERVING"), name

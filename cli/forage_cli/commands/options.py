@@ -36,14 +36,14 @@ def load_run_settings(
     overrides: list[str] | None,
     base_port: int | None,
     run: str,
-    program: str = "rollout",
+    program: str | None = "rollout",
 ) -> Settings:
     """Load the settings of a command that uses services, under the run id `run`.
 
     Without a file they are those of the stack that runs here, and the demo's where none does.
 
     Args:
-        program: the service that the command calls.
+        program: the service that the command calls; None: one that it starts in any case.
 
     Raises:
         UserError: several stacks run, or services run that do not use what is asked for.
@@ -61,5 +61,6 @@ def load_run_settings(
         settings = load_settings(stack.file, [f"run.id={run}", *given])
     else:
         settings = load_recipe(config or find_home() / DEMO, [*ports, f"run.id={run}", *given])
-    check_running(settings, given, Program(program))
+    if program is not None:
+        check_running(settings, given, Program(program))
     return settings

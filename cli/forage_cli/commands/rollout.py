@@ -91,8 +91,8 @@ def replay(
 ) -> None:
     """Replay stored trajectories and compare: with another reward, or with another policy or retriever.
 
-    Uses running services, or starts what it needs with the policy of the settings. With --out the same command
-    continues after Ctrl-C.
+    --rerun uses running services, or starts them with the policy of the settings; --rescore starts a reward service of
+    its own, unless --config or a setting says where one is. With --out the same command continues after Ctrl-C.
 
     Examples:
 
@@ -101,6 +101,7 @@ def replay(
       forage rollout replay trajectories.parquet --rerun --out again.parquet
     """
     from forage_cli.local import serving
+    from forage_cli.local.running import names_address
     from forage_cli.local.stack import SERVING, Program
     from forage_cli.terminal import trajectories as show
     from forage_records.replay import Comparison
@@ -110,8 +111,11 @@ def replay(
     if rescore == rerun:
         raise UserError("give one of --rescore and --rerun")
     console = TextConsole()
-    program = Program.REWARD if rescore else Program.ROLLOUT
+    is_reward_own = rescore and config is None and not names_address(overrides or [])
+    program = None if is_reward_own else Program.REWARD if rescore else Program.ROLLOUT
     settings = load_run_settings(config, overrides, base_port, "replay", program)
+    if is_reward_own:
+        settings = serving.move_reward(settings)
     stored = read_header(file)
     done = read_ids(out) if out else set()
     chosen = _select_trajectories(file, done, limit, rescore)

@@ -111,6 +111,8 @@ def _read_rows(folder: RunFolder, label: str, step: int | None) -> list[Row]:
     if not rows:
         known = ", ".join(folder.list_validations()) or "none: wait for a validation to end"
         raise DataError(f"{folder.path} has no trajectories of '{label}' yet (there are: {known})")
+    if any("spans" not in row for row in rows):
+        raise DataError(f"{folder.path / 'validation' / label}.jsonl holds no trajectories: move it elsewhere")
     return rows
 
 

@@ -28,7 +28,9 @@ _USED = {
 }
 """Service that a command calls → settings that the services answer by."""
 _OWN = {"temperature", "top_p", "top_k", "max_groups_in_flight", "retrieve_timeout_s"}
-"""Settings of the section rollout that a request carries, or that its caller goes by."""
+_SHARES = {"engine_replicas", "gpu_memory_utilization"}
+"""Settings of the section rollout: those that a request carries, or its caller goes by; and those that the division of
+a machine's GPUs may change."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,9 @@ def _list_answered(settings: Settings, program: Program) -> list[tuple[str, ...]
 
 
 def _is_answered_by(path: tuple[str, ...], program: Program) -> bool:
-    if path[-1].endswith("_address") or path[-1] == "auth_token_file" or (path[0] == "rollout" and path[1] in _OWN):
+    if path[-1].endswith("_address") or path[-1] == "auth_token_file":
+        return False
+    if path[0] == "rollout" and (path[1] in _OWN or _SHARES.intersection(path)):
         return False
     return any(path[: len(used)] == used for used in _USED[program])
 

@@ -6,7 +6,7 @@ import getpass
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -125,6 +125,16 @@ def is_running(settings: Settings, program: Program) -> bool:
     except OSError:
         return False
     return True
+
+
+def move_reward(settings: Settings) -> Settings:
+    """Give a reward service free ports of this machine, beside one that may run."""
+    names = ("grpc_address", "health_address")
+    with ExitStack() as stack:
+        taken = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in names]
+        addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in taken]
+    reward = settings.reward.model_copy(update=dict(zip(names, addresses, strict=True)))
+    return settings.model_copy(update={"reward": reward})
 
 
 def _wait(

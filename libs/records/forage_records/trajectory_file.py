@@ -21,11 +21,10 @@ from google.protobuf.message import DecodeError
 from forage_proto.v1.trajectory_pb2 import ActionKind, Role, Score, Status, Trajectory, Turn
 from forage_runtime.errors import DataError
 from forage_runtime.files import durable
+from forage_runtime.files.parquet_rows import END_OF_TURN, TRAJECTORIES
 from forage_runtime.text.enums import name_value
 
 VERSION = "1"
-_VERSION_KEY = b"forage.trajectories"
-_END_OF_TURN_KEY = b"forage.end_of_turn"
 _ROWS = 256
 _BYTES = 8_000_000
 """A group of rows ends after so many rows, or so many bytes in memory: a reader of one row reads a group of them."""
@@ -111,7 +110,7 @@ class TrajectoryWriter:
         self._bytes = 0
         self.statuses: Counter[str] = Counter()
         self._schema = pa.schema([*_SCHEMA, *extra_columns])
-        metadata = {_VERSION_KEY: VERSION.encode(), _END_OF_TURN_KEY: end_of_turn.encode(), **extra_metadata}
+        metadata = {TRAJECTORIES: VERSION.encode(), END_OF_TURN: end_of_turn.encode(), **extra_metadata}
         kept = read_trajectories(file) if keep and file.exists() else iter(())
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -167,7 +166,7 @@ def read_header(file: Path) -> FileHeader:
     """
     with _open(file) as parquet:
         metadata = parquet.schema_arrow.metadata
-        return FileHeader(parquet.metadata.num_rows, metadata.get(_END_OF_TURN_KEY, b"").decode(errors="replace"))
+        return FileHeader(parquet.metadata.num_rows, metadata.get(END_OF_TURN, b"").decode(errors="replace"))
 
 
 def read_ids(file: Path) -> set[str]:
@@ -285,7 +284,7 @@ def _open(file: Path) -> pq.ParquetFile:
         parquet = pq.ParquetFile(file if isinstance(file, Path) else file.open("rb"), pre_buffer=True)
     except (pa.ArrowException, OSError, ValueError) as error:  # of a name that is no text, too
         raise DataError(f"{file} cannot be read as Parquet ({_describe(error)}): {remedy}") from None
-    version = (parquet.schema_arrow.metadata or {}).get(_VERSION_KEY, b"").decode(errors="replace")
+    version = (parquet.schema_arrow.metadata or {}).get(TRAJECTORIES, b"").decode(errors="replace")
     if version != VERSION or "trajectory" not in parquet.schema_arrow.names:
         parquet.close()
         problem = (

@@ -7,13 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from forage_proto.v1.trajectory_pb2 import ActionKind, Status
+from google.protobuf.json_format import MessageToDict
+
+from forage_proto.v1.trajectory_pb2 import ActionKind, Status, Trajectory
+from forage_records.questions import Question
 from forage_records.run_folder import Row
 from forage_records.spans import name_author
 from forage_records.statistics import mean_known
 from forage_records.step_file import StepRow, read_step
-from forage_records.trajectory_file import extract_question, read_exact_match, read_header
+from forage_records.trajectory_file import (
+    count_searches,
+    explain_failure,
+    extract_question,
+    read_exact_match,
+    read_header,
+)
 from forage_records.view_options import SortKey
+from forage_runtime.text.enums import name_value
 
 STEP = "step"
 """Key of a row's `StepRow`, which rows of a validation lack."""
@@ -63,6 +73,56 @@ def read_step_rows(file: Path) -> list[Row]:
     """
     end = read_header(file).end_of_turn
     return [_make_row(found, end) for found in read_step(file)]
+
+
+def build_record(question: Question, trajectory: Trajectory | None, end_of_turn: str) -> Row:
+    """Build a question's line of a validation.
+
+    Args:
+        end_of_turn: text with which the policy's tokenizer ends a turn.
+    """
+    truth = question.ground_truth
+    record: Row = {
+        "uid": question.uid(0),
+        "data_source": question.data_source,
+        "question": question.text,
+        "targets": list(truth.targets),
+        "end_of_turn": end_of_turn,
+    }
+    if truth.HasField("countdown_target"):
+        numbers = list(truth.countdown_numbers)
+        record["ground_truth"] = {"target": truth.countdown_target, "numbers": numbers}
+    if trajectory is None:
+        return record | {"failed": True, "em": None, "answer": None, "spans": [], "turns": []}
+    score, versions = trajectory.score, [segment.version for segment in trajectory.segments]
+    answers = [turn.content for turn in trajectory.turns if turn.action == ActionKind.ACTION_KIND_ANSWER]
+    searches = count_searches(trajectory.turns)
+    return record | {
+        "failed": False,
+        "em": read_exact_match(trajectory),
+        "reward": trajectory.score.total if score.status == Status.STATUS_OK else None,
+        "reward_name": score.reward,
+        "components": [{"name": c.name, "raw": c.raw, "weighted": c.weighted} for c in score.components],
+        "detail": score.detail,
+        "status": name_value(Status, trajectory.status),
+        "reason": explain_failure(trajectory.status, trajectory.status_detail, score),
+        "answer": answers[-1] if answers else None,
+        "finished": trajectory.finished,
+        "truncated": trajectory.truncated,
+        "searches": searches,
+        "searches_beyond_limit": trajectory.valid_searches - searches,
+        "response_tokens": len(trajectory.loss_mask),
+        "sample": trajectory.sample,
+        "policy_version": max(versions, default=None),
+        "policy_version_min": min(versions, default=None),
+        "timings": MessageToDict(
+            trajectory.timings, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        ),
+        "replica": trajectory.replica,
+        "trace_id": trajectory.trace_id,
+        "spans": [{"role": name_author(span), "text": span.text} for span in trajectory.spans],
+        "turns": [MessageToDict(turn, preserving_proto_field_name=True) for turn in trajectory.turns],
+    }
 
 
 def read_data_source(row: Row) -> str:

@@ -75,9 +75,17 @@ class Bench:
         self.server.zadd(self.client.key("alive"), {name: time.time() - 60})
 
     def expire_once_asleep(self, name: str) -> Callable[[], float]:
-        """A clock that stands still until an engine sleeps, and then shows that every limit is over."""
+        """A clock that stands still until an engine sleeps, and then shows that every limit is over.
+
+        The first look is the beginning, which limits are measured from: the engine may sleep by then.
+        """
+        has_begun = False
 
         def tell() -> float:
+            nonlocal has_begun
+            if not has_begun:
+                has_begun = True
+                return 0.0
             replica = self.engines.read_replicas().get(name)
             return 1e6 if replica is not None and replica.asleep.is_trainers else 0.0
 

@@ -44,7 +44,7 @@ def test_help_and_exit_codes_come_from_the_reward_environment(tmp_path: Path) ->
 def test_a_parquet_file_is_scored(parquet: Path) -> None:
     ended = run_forage("score", parquet.name, "--reward", "em", cwd=parquet.parent)
     assert ended.returncode == 0, ended.stderr
-    lines = parquet.with_suffix(".scores.jsonl").read_text().splitlines()
+    lines = parquet.with_suffix(".scores").read_text().splitlines()
     assert [json.loads(line)["total"] for line in lines] == [1.0, 0.0]
     assert "nq" in ended.stdout
 
@@ -55,7 +55,7 @@ def test_a_file_that_is_no_parquet_ends_with_one_sentence_and_exit_code_2(tmp_pa
     assert ended.returncode == 2
     assert "bad.parquet cannot be read as Parquet" in ended.stderr
     assert "Traceback" not in ended.stderr
-    assert not (tmp_path / "bad.scores.jsonl").exists()
+    assert not (tmp_path / "bad.scores").exists()
 
 
 def test_rows_come_in_order_and_a_missing_file_is_named(parquet: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from dashboard_queries import FOLDER, list_panels, list_queries, load_dashboards, substitute_variables
 from deployment_tools import HELMS, REPOSITORY, find_grafana_sdk
-from helm_chart import render
+from helm_chart import render, render_values
 from metrics_page import read_series_names
 
 GRAFANA = REPOSITORY / "deploy/grafana"
@@ -137,6 +137,25 @@ def test_the_chart_installs_the_dashboards_unchanged(version: str) -> None:
         if item["kind"] == "ConfigMap" and item["metadata"]["labels"].get("grafana_dashboard") == "1":
             assert len(json.dumps(item)) < 2**20, "a ConfigMap is limited to 1 MiB"
             installed |= item["data"]
-    assert {file: json.loads(text) for file, text in installed.items()} == {
-        f"{name}.json": load_dashboards()[name] for name in NAMES
-    }
+    found = {file: json.loads(text) for file, text in installed.items()}
+    expected = {f"training-forage-{name}.json": load_dashboards()[name] for name in NAMES}
+    uids = {shown.pop("uid") for shown in found.values()}
+    assert {
+        file: {key: value for key, value in shown.items() if key != "uid"} for file, shown in expected.items()
+    } == found
+    assert len(uids) == len(NAMES)
+    assert all(len(uid) <= 40 for uid in uids)
+
+
+def test_two_releases_have_dashboards_of_their_own() -> None:
+    """Grafana's sidecar writes all into one folder, and Grafana takes no name or uid twice."""
+    seen: list[set[str]] = []
+    for values in ({}, {"fullnameOverride": "other"}):
+        objects = render_values({"monitoring": {"dashboards": {"enabled": True}}, **values})
+        shown = [item for item in objects if item["metadata"]["labels"].get("grafana_dashboard")]
+        names = {name for item in shown for name in item["data"]}
+        uids = {json.loads(text)["uid"] for item in shown for text in item["data"].values()}
+        folders = {item["metadata"]["annotations"]["grafana_folder"] for item in shown}
+        seen.append(names | uids | folders)
+    assert seen[0]
+    assert not seen[0] & seen[1]

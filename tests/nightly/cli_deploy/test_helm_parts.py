@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import os
 import re
 import shutil
+import signal
 import subprocess
 import tarfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -15,11 +20,13 @@ import yaml
 from deployment_tools import HELMS, REPOSITORY, find_helm
 from helm_chart import (
     CHART,
+    MATRIX,
     find_object,
     list_containers,
     list_pods,
     parse_objects,
     render,
+    render_values,
 )
 from helm_cluster import Cluster, cluster
 
@@ -73,6 +80,92 @@ def test_fetch_copies_folders_archives_and_files_once(
     assert (data / "indexes/wiki/manifest.json").read_text() == "two"
     left = {path.name for path in (data / "indexes").iterdir()}
     assert left == {"wiki", ".wiki.url", ".wiki.lock"}
+
+
+class _SlowStore(BaseHTTPRequestHandler):
+    """A store with one file. It does not answer who first asks for what follows the first part."""
+
+    content = bytes(range(256)) * (2**18 + 5)
+    firsts: list[int]
+
+    def do_HEAD(self) -> None:  # the name is http.server's
+        self._answer(200, 0, len(self.content))
+
+    def do_GET(self) -> None:
+        asked = self.headers.get("Range", "bytes=0-")
+        first, _, last = asked.removeprefix("bytes=").partition("-")
+        self.firsts.append(int(first))
+        part = self.content[int(first) : int(last) + 1 if last else None]
+        self._answer(206, int(first), len(part))
+        if int(first) and not self.server.asked.is_set():
+            self.server.asked.set()
+            self.server.end.wait(600)
+            return
+        with contextlib.suppress(ConnectionError):  # who asks for the size alone
+            self.wfile.write(part)
+
+    def _answer(self, status: int, first: int, length: int) -> None:
+        self.send_response(status)
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("Content-Length", str(length))
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {first}-{first + length - 1}/{len(self.content)}")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def slow_store() -> Iterator[ThreadingHTTPServer]:
+    handler = type("Handler", (_SlowStore,), {"firsts": []})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.asked, server.end = threading.Event(), threading.Event()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server
+        server.end.set()
+        server.shutdown()
+
+
+def test_a_fetch_that_is_stopped_leaves_no_copy_and_the_next_one_goes_on(
+    slow_store: ThreadingHTTPServer, tmp_path: Path
+) -> None:
+    handler = slow_store.RequestHandlerClass
+    python = str(REPOSITORY / ".venvs/retriever/bin/python")
+    url = f"http://127.0.0.1:{slow_store.server_port}/vectors.bin"
+    command = [python, str(FETCH), str(tmp_path), f"vectors.bin={url}"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as stopped:
+        assert slow_store.asked.wait(120), stopped.poll()
+        stopped.terminate()
+        assert stopped.wait(120) == -signal.SIGTERM
+    assert not (tmp_path / "vectors.bin").exists()
+    there = (tmp_path / ".vectors.bin.part/new").stat().st_size
+    assert there > 0
+    handler.firsts.clear()
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "vectors.bin").read_bytes() == handler.content
+    assert min(first for first in handler.firsts if first) == there
+    assert {path.name for path in tmp_path.iterdir()} == {"vectors.bin", ".vectors.bin.url", ".vectors.bin.lock"}
+
+
+def test_a_fetch_goes_on_within_a_folder_only_if_its_files_are_the_same(
+    fetch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    url = _write_folder(tmp_path / "one", "first")
+    (tmp_path / "one/sub/vectors.bin").chmod(0)
+    if os.access(tmp_path / "one/sub/vectors.bin", os.R_OK):
+        (tmp_path / "one/sub/vectors.bin").unlink()
+        (tmp_path / "one/sub/vectors.bin").symlink_to(tmp_path / "nowhere")
+    assert fetch(f"wiki={url}").returncode == 1
+    assert not (tmp_path / "data/wiki").exists()
+    (tmp_path / "one/manifest.json").write_text("other")
+    (tmp_path / "one/sub/vectors.bin").unlink()
+    (tmp_path / "one/sub/vectors.bin").write_bytes(b"1" * 1000)
+    ended = fetch(f"wiki={url}")
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "data/wiki/manifest.json").read_text() == "other"
+    assert not list((tmp_path / "data").glob(".wiki.part*"))
 
 
 def test_fetch_does_not_touch_files_that_it_did_not_copy(
@@ -143,8 +236,57 @@ def test_added_rules_and_dashboards_are_installed_unchanged(tmp_path: Path) -> N
     )
     assert rule["spec"] == group
     assert rule["metadata"]["labels"]["release"] == "p"
-    assert dashboard["data"] == {"added.json": '{"title": "{{job}}"}\n'}
+    assert dashboard["data"] == {"default-forage-added.json": '{"title": "{{job}}"}\n'}
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+def test_the_chart_has_no_symbolic_links() -> None:
+    """Helm would print a line for each whenever it loads the chart, and a packaged chart would lack the files."""
+    assert not [path for path in CHART.rglob("*") if path.is_symlink()]
+
+
+def test_files_in_memory_count_towards_the_containers_that_copy_and_serve_them() -> None:
+    values = {
+        "retriever": {"data": {"kind": "memory", "size": "8Gi"}, "resources": {"limits": {"memory": "4Gi"}}},
+        "fetch": [{"url": "s3://bucket/x", "path": "x", "for": ["retriever", "trainer"]}],
+    }
+    objects = render_values(values)
+    [(_, pod)] = list_pods(find_object(objects, "Deployment", "-retriever"))
+    limits = {
+        container["name"]: container["resources"]["limits"]["memory"] for container, _ in list_containers(pod["spec"])
+    }
+    assert (limits["fetch"], limits["retriever"]) == ((2 + 8) * 2**30, (4 + 8) * 2**30)
+    [(_, pod)] = list_pods(find_object(objects, "Job"))
+    [other] = [container for container, _ in list_containers(pod["spec"]) if container["name"] == "fetch"]
+    assert other["resources"]["limits"]["memory"] == "2Gi"
+
+
+@pytest.mark.parametrize(("name", "kept"), [("defaults", True), ("local", False)])
+def test_an_uninstall_keeps_the_volumes_of_redis_and_of_the_runs_or_neither(name: str, kept: bool) -> None:
+    """A trainer refuses streams without their checkpoints."""
+    redis = find_object(render(name), "StatefulSet")["spec"]["persistentVolumeClaimRetentionPolicy"]["whenDeleted"]
+    runs = find_object(render(name), "PersistentVolumeClaim")["metadata"].get("annotations", {})
+    assert (redis == "Retain", runs.get("helm.sh/resource-policy") == "keep") == (kept, kept)
+
+
+def test_names_fit_kuberay() -> None:
+    long = {**MATRIX["trainer on Ray"], "fullnameOverride": "a-name-of-a-release-that-is-far-too-long"}
+    assert len(find_object(render_values(long), "RayJob")["metadata"]["name"]) <= 47
+
+
+def test_a_tag_of_all_images_is_that_of_parts_with_gpus_too() -> None:
+    values = {"image": {"tag": "1.2.3"}, "trainer": {"gpu": {"count": 1}}, "retriever": {"image": {"tag": "mine"}}}
+    values["retriever"]["gpu"] = {"count": 1}
+    images = {
+        container["name"]: container["image"]
+        for item in render_values(values)
+        for _, pod in list_pods(item)
+        for container, _ in list_containers(pod["spec"])
+    }
+    assert images["trainer"] == "forage/trainer:1.2.3-gpu"
+    assert images["rollout"] == "forage/rollout:1.2.3"
+    assert images["retriever"] == "forage/retriever:mine"
+    assert images["world"] == "forage/cli:1.2.3"
 
 
 def test_ray_nodes_have_the_environment_of_a_local_ray() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from deployment_tools import find_checkov
-from helm_chart import MATRIX, Object, describe, list_containers, list_pods, render
+from helm_chart import MATRIX, Object, describe, list_containers, list_pods, render, render_values
 
 
 def _list_all_pods(name: str) -> Iterator[tuple[Object, str, Object]]:
@@ -141,6 +141,56 @@ def test_the_pod_of_user_rewards_has_no_token_of_the_cluster_and_no_data(name: s
                 sources = json.dumps([container.get("env", []), container.get("envFrom", [])])
                 assert "secretKeyRef" not in sources, where
                 assert "secretRef" not in sources, where
+
+
+RDMA = {
+    "gpu": {"count": 2, "resource": ""},
+    "resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "two-gpus"}],
+    "hostNetwork": True,
+    "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+}
+
+
+@pytest.mark.parametrize("values", [
+    {"trainer": RDMA, "rollout": RDMA},
+    {"trainer": RDMA | {"mode": "rayjob", "nodes": 2}, "rollout": RDMA | {"mode": "rayservice"}},
+])  # fmt: skip
+def test_claims_of_devices_and_what_rdma_needs_reach_the_containers_of_the_parts(values: Object) -> None:
+    found = set()
+    for item in render_values(values):
+        for where, pod in list_pods(item):
+            part = pod["metadata"]["labels"]["app.kubernetes.io/component"]
+            assert pod["spec"].get("hostNetwork", False) is (part in values), where
+            for container, _ in list_containers(pod["spec"]):
+                claims = container["resources"].get("claims", [])
+                works = container["name"] in ("trainer", "rollout", "ray-worker")
+                assert claims == ([{"name": "gpus"}] if works else []), container["name"]
+                assert bool(pod["spec"].get("resourceClaims")) >= works
+                assert "nvidia.com/gpu" not in container["resources"]["limits"]
+                if works:
+                    assert container["image"].endswith("-gpu")
+                    capabilities = container["securityContext"]["capabilities"]
+                    assert capabilities == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+                    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+                    found.add(part)
+                if part not in values:
+                    assert "add" not in container["securityContext"]["capabilities"], container["name"]
+    assert found == values.keys()
+
+
+def test_queues_schedulers_volumes_and_sidecars_of_the_values_reach_every_part() -> None:
+    for name in ("every option on", "Redis URL from a Secret, rollout on Ray", "trainer on Ray"):
+        for item in render(name):
+            given = [pod for _, pod in list_pods(item) if pod["spec"].get("schedulerName") == "kai-scheduler"]
+            assert bool(given) == ("kueue.x-k8s.io/queue-name" in item["metadata"]["labels"]), describe(item)
+            for pod in given:
+                assert pod["metadata"]["labels"]["example.com/cost-center"] == "7"
+                assert pod["metadata"]["labels"]["app.kubernetes.io/component"] in describe(item)
+                if "submitter" not in {container["name"] for container in pod["spec"]["containers"]}:
+                    [sidecar] = [one for one in pod["spec"]["initContainers"] if one["name"] == "sidecar"]
+                    assert sidecar["restartPolicy"] == "Always", "or it would keep a Job from ending"
+                    mounts = [mount for one in pod["spec"]["containers"] for mount in one.get("volumeMounts", [])]
+                    assert {"name": "scratch", "mountPath": "/scratch"} in mounts
 
 
 def test_the_grace_period_of_the_rollout_is_longer_than_its_drain() -> None:

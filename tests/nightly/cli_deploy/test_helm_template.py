@@ -308,11 +308,35 @@ def test_a_changed_setting_restarts_the_components_that_read_it() -> None:
     changed = {
         "trainer": ({"trainer": {"actor": {"optim": {"lr": 1e-5}}}}, {"trainer"}),
         "rollout": ({"rollout": {"temperature": 0.7}}, {"rollout", "trainer"}),
-        "reward": ({"reward": {"workers": 2}}, {"reward", "rollout", "trainer"}),
-        "retriever": ({"retriever": {"topk": 5}}, {"retriever", "rollout", "trainer"}),
+        "reward": ({"reward": {"workers": 2}}, {"reward"}),
+        "routes": ({"reward": {"routes": {"mine": {"name": "em"}}}}, {"reward", "rollout", "trainer"}),
+        "retriever": ({"retriever": {"topk": 5}}, {"retriever"}),
         "tracing": ({"tracing": {"enabled": True}}, {"retriever", "reward", "rollout", "trainer"}),
         "console": ({"console": {"trace_url": "https://tempo.example/{trace_id}"}}, set()),
     }
     for settings, restarted in changed.values():
         after = read_checksums(settings)
         assert {name for name in after if after[name] != before[name]} == restarted
+
+
+def test_callers_of_retriever_and_reward_read_no_other_settings_of_theirs() -> None:
+    """Than those whose change restarts the callers: _settings.tpl."""
+    template = (CHART / "templates/_settings.tpl").read_text()
+    for section, variables in {"retriever": r"settings\.retriever|own", "reward": r"settings\.reward"}.items():
+        [names] = re.findall(
+            rf'set \$settings "{section}" \(pick \(default dict \$settings.{section}\) ([^)]+)\)', template
+        )
+        folders = [REPOSITORY / "services/rollout", REPOSITORY / "services/trainer", REPOSITORY / "libs"]
+        files = [
+            file for folder in folders for file in folder.rglob("*.py") if "forage_runtime/settings/" not in str(file)
+        ]
+        client = REPOSITORY / "libs/runtime/forage_runtime/clients/retriever.py"
+        read = {
+            name
+            for file in files
+            for name in re.findall(
+                rf"\b(?:{variables if file == client else variables.partition('|')[0]})\.([a-z_]+)", file.read_text()
+            )
+        }
+        assert read
+        assert read <= set(shlex.split(names)), section

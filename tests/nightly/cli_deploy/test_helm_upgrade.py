@@ -91,6 +91,21 @@ def test_a_failed_upgrade_can_be_tried_again_with_the_same_values(cluster: Clust
     assert cluster.render({"trainer": {"backoffLimit": 3, "shmSize": "3Gi"}}).returncode != 0
 
 
+def test_switching_autoscaling_on_keeps_the_replicas_that_run(cluster: Cluster) -> None:
+    for part, replicas in (("retriever", 3), ("reward", 4), ("rollout", 0)):
+        cluster.add("Deployment", f"forage-{part}", part, spec={"replicas": replicas})
+    on = {"autoscaling": {"enabled": True}}
+    values = {"retriever": on, "reward": on, "rollout": {"keda": {"enabled": True}}}
+    objects = parse_objects(cluster.render(values).stdout)
+    kept = {
+        part: find_object(objects, "Deployment", part)["spec"]["replicas"]
+        for part in ("retriever", "reward", "rollout")
+    }
+    assert kept == {"retriever": 3, "reward": 4, "rollout": 0}
+    objects = parse_objects(cluster.render({"retriever": {"replicas": 2}}).stdout)
+    assert find_object(objects, "Deployment", "retriever")["spec"]["replicas"] == 2
+
+
 @pytest.mark.parametrize("mode", ["job", "rayjob"])
 def test_the_scheduler_starts_no_trainer_beside_another_one(mode: str) -> None:
     mine = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}, "nodeAffinity": {}}

@@ -131,11 +131,3 @@ def test_every_package_has_the_license_that_its_wheel_contains() -> None:
     assert len(packages) == 14
     for package in packages:
         assert (package.parent / "LICENSE").read_bytes() == (REPOSITORY / "LICENSE").read_bytes()
-
-
-def test_symbolic_links_in_the_packaged_chart_count_as_missing(packed: Path) -> None:
-    with tarfile.open(packed / "forage-0.tgz", "w:gz") as chart:
-        chart.add(REPOSITORY / "deploy/helm/forage", "forage")
-    missing = find_missing_files(packed)
-    assert "deploy/helm/forage/rules/trainer.yaml" in missing
-    assert "deploy/helm/forage/values.yaml" not in missing

@@ -16,7 +16,7 @@ from dashboard_queries import PanelQuery, list_queries, load_dashboards, substit
 from demo import Demo
 from otlp_receiver import Receiver, receive_grpc
 from prometheus_scrape import EXPORTER, Prometheus
-from service_ports import check_every_port
+from service_ports import check_grpc_ports, check_pages
 from traces import PARENTS, find_spans
 
 from forage_records.step_file import read_step, step_file_path
@@ -80,7 +80,8 @@ def test_an_interrupted_demo_resumes_answers_questions_and_is_evaluated(
         demo.wait_for(lambda: (demo.run / EXPORTERS_PASSWORD).is_file())
         prometheus.scrape(demo.metrics, f"127.0.0.1:{demo.base_port}", demo.run / EXPORTERS_PASSWORD)
     demo.wait_for(lambda: demo.steps >= 3)
-    check_every_port(load_settings(demo.run / "settings.yaml", (), {}))
+    settings = load_settings(demo.run / "settings.yaml", (), {})
+    check_pages(settings, "trainer")
     demo.interrupt()
     assert demo.finish() == 130
     assert demo.list_leftovers() == [], "Ctrl-C left processes behind"
@@ -93,6 +94,8 @@ def test_an_interrupted_demo_resumes_answers_questions_and_is_evaluated(
         asked = subprocess.run(
             [*FORAGE, "ask", "What is the capital of Mongolia?", *port], capture_output=True, text=True, timeout=120
         )
+        check_pages(settings, "reward", "retriever", "rollout", "console")
+        check_grpc_ports(settings)
     assert asked.returncode == 0, asked.stderr
     assert "no services are running" not in asked.stdout
     assert "What is the capital of Mongolia?" in asked.stdout

@@ -92,7 +92,7 @@ def test_asking_for_more_problems_than_exist_is_an_error(monkeypatch: pytest.Mon
 def test_the_command_prints_what_it_wrote(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["countdown", "--out", str(tmp_path), "--train", "30", "--test", "5"])
     assert done.exit_code == 0, done.output
-    assert "'train': 30" in done.output
+    assert "problems: train 30, test 5" in done.output
     assert sorted(file.name for file in tmp_path.iterdir()) == ["manifest.json", "test.parquet", "train.parquet"]
 
 

@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from run_folders import write_run
 
-from forage_cli.local import live
 from forage_cli.local.run_watch import ServiceStatus
 from forage_cli.local.stack import Program
+from forage_cli.local.training import live
 from forage_cli.local.training.run import print_summary
 from forage_cli.reports import run_report as report
 from forage_cli.runs.ledger import GroupCounts

@@ -6,9 +6,11 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 import pytest
+from forage_command import RunForage, run_forage
 from rich.console import Console
 
 from forage_cli.commands.options import load_run_settings
@@ -16,8 +18,11 @@ from forage_cli.commands.status import find_settings
 from forage_cli.local import running, serving
 from forage_cli.local.home import load_recipe
 from forage_cli.local.stack import RECORD, shift_ports
+from forage_records.trajectory_file import TrajectoryWriter
 from forage_runtime.errors import UserError
-from forage_runtime.settings import load_settings
+from forage_runtime.settings import Settings, load_settings
+
+__all__ = ["run_forage"]
 
 
 @pytest.fixture(autouse=True)
@@ -120,3 +125,25 @@ def test_a_model_that_running_services_do_not_serve_is_refused(monkeypatch: pyte
     monkeypatch.setattr(serving, "is_running", lambda *_: True)
     with pytest.raises(UserError, match="are not switched to mine: leave it out"):
         serving.ensure_services(load_settings(None, (), {}), Console(), model=Path("mine")).__enter__()
+
+
+def test_a_rescore_has_a_reward_service_of_its_own_beside_running_ones(
+    monkeypatch: pytest.MonkeyPatch, run_forage: RunForage
+) -> None:
+    def note(settings: Settings, *_: object) -> NoReturn:
+        asked.append(settings)
+        raise UserError("enough")
+
+    asked: list[Settings] = []
+    file = write_run("local", "rollout.max_turns=5", "reward.routes.nq.name=search_r1_format", runs=True)
+    with TrajectoryWriter(Path("stored.parquet"), ""):
+        pass
+    moved = load_settings(file, ["reward.grpc_address=127.0.0.1:1"], {})
+    monkeypatch.setattr(serving, "is_running", lambda *_: True)
+    monkeypatch.setattr(serving, "move_reward", lambda settings: settings.model_copy(update={"reward": moved.reward}))
+    monkeypatch.setattr(serving, "ensure_services", note)
+    replay = ["rollout", "replay", "stored.parquet", "--rescore", "reward.routes.nq.name=em"]
+    assert "enough" in run_forage(*replay).stderr
+    assert asked[0].reward.grpc_address == "127.0.0.1:1"
+    assert asked[0].rollout.max_turns == 5
+    assert "use reward.routes.nq=search_r1_format, not em" in run_forage(*replay, "-c", str(file)).stderr

@@ -211,3 +211,12 @@ def test_a_character_of_several_tokens_is_shown_at_the_last_of_them(tmp_path: Pa
     content = {"model": {"vocab": vocabulary}, "added_tokens": [], "decoder": {"type": "ByteLevel"}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     assert TokenTexts(tmp_path)([0, 1, 2, 3]) == ["", "", "字", "a"]
+
+
+def test_a_file_of_scores_among_the_validations_is_named(tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").write_text(Settings().to_yaml())
+    (tmp_path / "validation").mkdir()
+    (tmp_path / "validation/after.scores.jsonl").write_text('{"line": 1, "total": 1.0}\n')
+    ended = CliRunner().invoke(app, [str(tmp_path), "--label", "after.scores"])
+    assert isinstance(ended.exception, DataError)
+    assert "after.scores.jsonl holds no trajectories: move it elsewhere" in str(ended.exception)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forage_proto.v1 import trajectory_pb2
 from forage_reward.command.dumps import RowError, parse_row, read_row, split_raw_text
 from forage_reward.command.score_file import ANY, score_lines
 from forage_reward.router import RewardRouter
@@ -26,6 +28,7 @@ SPANS = [{"role": "prompt", "text": "q"}, {"role": "model", "text": "<answer>Osl
         ({"targets": "Oslo"}, GroundTruth(("Oslo",))),
         ({"targets": [1984]}, GroundTruth(("1984",))),
         ({"targets": []}, GroundTruth()),
+        ({"targets": [], "ground_truth": {"target": 7, "numbers": [3]}}, GroundTruth((), 7, (3,))),
         ({"ground_truth": "Oslo"}, GroundTruth(("Oslo",))),
         ({"ground_truth": {"target": ["Oslo"]}}, GroundTruth(("Oslo",))),
         ({"ground_truth": {"target": 7, "numbers": [3, 4]}}, GroundTruth((), 7, (3, 4))),
@@ -42,6 +45,21 @@ def test_a_trajectory_keeps_its_spans_turns_and_source() -> None:
     assert row.view.spans == (Span(Role.PROMPT, "q"), Span(Role.MODEL, "<answer>Oslo</answer>"))
     assert row.view.turns == (Turn(Action.ANSWER, "Oslo", False),)
     assert (row.view.end_of_turn, row.data_source) == ("</s>", "nq")
+
+
+def test_a_message_is_read_as_a_file_of_trajectories_has_it() -> None:
+    spans = [trajectory_pb2.Span(role=role, text=text) for role, text in ((1, "q"), (2, "<answer>Oslo</answer></s>"))]
+    truth = trajectory_pb2.GroundTruth(countdown_target=7, countdown_numbers=[3, 4])
+    message = trajectory_pb2.Trajectory(spans=spans, data_source="nq", ground_truth=truth)
+    row = {"trajectory": base64.b64encode(message.SerializeToString()).decode(), "end_of_turn": "</s>"}
+    read = parse_row(json.dumps(row))
+    assert read.view.spans == (Span(Role.PROMPT, "q"), Span(Role.MODEL, "<answer>Oslo</answer></s>"))
+    assert (read.view.end_of_turn, read.data_source, read.truth) == ("</s>", "nq", GroundTruth((), 7, (3, 4)))
+    del message.spans[1]
+    row["trajectory"] = base64.b64encode(message.SerializeToString()).decode()
+    for changed, reason in ((row, "no span was written by the model"), ({"trajectory": "?"}, "in base64")):
+        with pytest.raises(RowError, match=f"its trajectory cannot be read: .*{reason}"):
+            read_row(changed)
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_explain_shows_every_step_of_a_valid_row(command: Command) -> None:
 def test_score_by_the_routes_of_the_settings(command: Command, dump: Path) -> None:
     ended = command("score", str(dump), "--data-source", "world_facts")
     assert ended.returncode == 0, ended.stderr
-    written = read_records(dump.with_suffix(".scores.jsonl"))
+    written = read_records(dump.with_suffix(".scores"))
     assert [record["total"] for record in written] == pytest.approx([1.0, 0.8, 0.2])
     assert [record["validation"]["total"] for record in written] == [1.0, 1.0, 0.0]  # type: ignore[index]
     assert "3 rows in, 3 out" in ended.stdout
@@ -118,7 +118,7 @@ def test_malformed_rows_are_named_by_line_and_end_with_exit_code_1(command: Comm
     assert ended.returncode == 1
     assert "line 1: it is not JSON" in ended.stdout
     assert "line 5: it is not JSON" in ended.stdout
-    assert [record["status"] for record in read_records(dump.with_suffix(".scores.jsonl"))] == [
+    assert [record["status"] for record in read_records(dump.with_suffix(".scores"))] == [
         "malformed",
         "ok",
         "ok",

@@ -61,6 +61,8 @@ def test_blocks_and_lines_are_read_with_their_places(tmp_path: Path) -> None:
         ("forage up model.path=/nowhere/my-model", "needs /nowhere/my-model of the reader"),
         ("forage train -c my.yaml", "needs models/large, which is downloaded"),
         ("forage config check -c my.yaml", ""),
+        ("forage compare-runs runs/mine runs/x", "needs runs/x of the reader"),
+        ("forage check-history runs/mine", ""),
         ("forage trajectories --wrong", "needs a run, and none was made yet"),
         (".venvs/cli/bin/forage demo", ""),
         (".venvs/cli/bin/python make_questions.py", ""),
@@ -71,7 +73,7 @@ def test_blocks_and_lines_are_read_with_their_places(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_run_has_a_reason(text: str, reason: str) -> None:
     missing = ["models/large"] if "my.yaml" in text else []
-    assert find_reason(text, missing, has_run=False, is_wheel=True) == reason
+    assert find_reason(text, missing, lambda path: path == "runs/mine", is_wheel=True) == reason
 
 
 @pytest.mark.parametrize(
@@ -86,6 +88,7 @@ def test_what_cannot_be_run_has_a_reason(text: str, reason: str) -> None:
         ("forage eval compare a b", Kind.ALONE),
         ("forage rollout sample data/world/test.parquet", Kind.ASKS),
         ("forage rollout sample --help", Kind.ALONE),
+        ("forage ask 'who?'", Kind.ASKS),
         ("curl localhost:18610/retrieve", Kind.ASKS),
         ("forage data world", Kind.ALONE),
     ],
@@ -108,5 +111,5 @@ def test_most_of_what_pages_show_of_forage_can_be_run() -> None:
     own = [
         line.text for line in lines if "forage " in line.text and "docker" not in line.text and "helm" not in line.text
     ]
-    runnable = [text for text in own if not find_reason(text, [], has_run=True, is_wheel=False)]
+    runnable = [text for text in own if not find_reason(text, [], lambda path: True, is_wheel=False)]
     assert len(runnable) > 0.6 * len(own)

@@ -13,8 +13,9 @@ from trainer_parts import build_trajectory, make_group
 
 from forage_proto.v1.trajectory_pb2 import ActionKind, GroundTruth, Score, Status, Trajectory, TrajectoryGroup
 from forage_records.questions import Question
+from forage_records.trajectory_rows import build_record
 from forage_trainer.reporting.metrics import compute_estimate_metrics, compute_trajectory_metrics, to_verl_names
-from forage_trainer.validation.results import build_record, summarize
+from forage_trainer.validation.results import summarize
 
 DATA = Path(__file__).parents[2] / "data/trainer/loss_mask.jsonl"
 
@@ -62,7 +63,7 @@ def test_searches_are_those_that_were_carried_out() -> None:
     assert [metrics[name] for name in ("search_rate", "searches_mean", "searches_beyond_limit_mean")] == [0.5, 0.5, 1.0]
     question = Question("nq", "test", 0, (), GroundTruth(targets=["it"]), "Who?")
     assert summarize([question] * 2, dict(enumerate(rows)), 0)["search_rate"] == 0.5
-    records = [build_record(question, row) for row in rows]
+    records = [build_record(question, row, "") for row in rows]
     assert [(one["searches"], one["searches_beyond_limit"]) for one in records] == [(1, 1), (0, 1)]
 
 

@@ -52,12 +52,13 @@ workingDir: /data
 {{- if or (include "forage.fetches" .) (and (has .component (list "rollout" "trainer" "console")) $used) }}true{{ end }}
 {{- end }}
 
-{{/* Both are idempotent and do not touch complete copies. */}}
+{{/* The first two are idempotent and do not touch complete copies. Sidecars of yours end with the part, a Job's too. */}}
 {{- define "forage.initContainers" -}}
 {{- $root := .root -}}
 {{- $world := and $root.Values.world.enabled (has .component (list "retriever" "trainer")) -}}
 {{- $fetches := include "forage.fetches" . -}}
-{{- if or $world $fetches -}}
+{{- $sidecars := (index $root.Values .component).extraContainers -}}
+{{- if or $world $fetches $sidecars -}}
 initContainers:
   {{- if $world }}
   - name: world
@@ -81,8 +82,11 @@ initContainers:
   {{- end }}
   {{- if $fetches }}
   - name: fetch
-    {{- $image := ternary $root.Values.fetcher.image (index $root.Values .component).image (ne $root.Values.fetcher.image.repository "") }}
-    {{- include "forage.container" (dict "root" $root "image" $image) | nindent 4 }}
+    {{- if $root.Values.fetcher.image.repository }}
+    {{- include "forage.container" (dict "root" $root "image" $root.Values.fetcher.image) | nindent 4 }}
+    {{- else }}
+    {{- include "forage.container" . | nindent 4 }}
+    {{- end }}
     command: [python, /etc/forage/fetch/fetch.py, /data]
     args:
       {{- range ($fetches | fromJsonArray) }}
@@ -97,12 +101,14 @@ initContainers:
     envFrom:
       - secretRef: {name: {{ . }}}
     {{- end }}
-    resources:
-      {{- toYaml $root.Values.fetcher.resources | nindent 6 }}
+    {{- include "forage.resources" (merge (dict "of" $root.Values.fetcher.resources) .) | nindent 4 }}
     volumeMounts:
       - {name: data, mountPath: /data}
       - {name: tmp, mountPath: /tmp}
       - {name: fetch, mountPath: /etc/forage/fetch, readOnly: true}
+  {{- end }}
+  {{- range $sidecars }}
+  {{- mergeOverwrite (dict "restartPolicy" "Always") . | list | toYaml | nindent 2 }}
   {{- end }}
 {{- end }}
 {{- end }}

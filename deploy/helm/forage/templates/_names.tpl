@@ -25,20 +25,28 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end }}
 
-{{/* name, namespace and labels of an object: (dict "root" $ "component" "redis" "suffix" "auth") */}}
+{{/* name, namespace and labels of an object: (dict "root" $ "component" "redis" "suffix" "auth"); with … "workload" true
+     the labels of the values, too */}}
 {{- define "forage.metadata" -}}
 name: {{ include "forage.part" . }}{{ with .suffix }}-{{ . }}{{ end }}
 namespace: {{ .root.Release.Namespace }}
 labels:
   {{- include "forage.labels" . | nindent 2 }}
+  {{- if .workload }}
+  {{- with (index .root.Values .component).labels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+  {{- end }}
 {{- end }}
 
-{{/* (dict "root" $ "image" .Values.retriever.image): a digest overrides a tag. */}}
+{{/* The image of a part, with a tag of its own where the part has GPUs, or (dict "root" $ "image" .Values.cli.image). */}}
 {{- define "forage.image" -}}
-{{- $registry := default .root.Values.image.registry .image.registry -}}
-{{- $tag := default .root.Chart.AppVersion (default .root.Values.image.tag .image.tag) -}}
-{{- with $registry }}{{ . }}/{{ end }}{{ .image.repository }}
-{{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ $tag }}{{ end -}}
+{{- $values := ternary (index .root.Values (default "" .component)) dict (empty .image) -}}
+{{- $image := default $values.image .image -}}
+{{- $registry := default .root.Values.image.registry $image.registry -}}
+{{- $tag := printf "%s%s" (default .root.Chart.AppVersion .root.Values.image.tag) (ternary "-gpu" "" (gt (dig "gpu" "count" 0 $values | int) 0)) -}}
+{{- with $registry }}{{ . }}/{{ end }}{{ $image.repository }}
+{{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ default $tag $image.tag }}{{ end -}}
 {{- end }}
 
 {{/* Ports of each component; "<name>_address" is the corresponding setting. */}}

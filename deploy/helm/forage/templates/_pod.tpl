@@ -13,6 +13,18 @@ imagePullSecrets:
   - name: {{ . }}
   {{- end }}
 {{- end }}
+{{- $values := index .root.Values .component }}
+{{- with $values.schedulerName }}
+schedulerName: {{ . }}
+{{- end }}
+{{- if $values.hostNetwork }}
+hostNetwork: true
+dnsPolicy: ClusterFirstWithHostNet
+{{- end }}
+{{- if and $values.resourceClaims (not .place) }}
+resourceClaims:
+  {{- toYaml $values.resourceClaims | nindent 2 }}
+{{- end }}
 {{- with $place.nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
@@ -25,7 +37,7 @@ tolerations:
 affinity:
   {{- . | nindent 2 }}
 {{- end }}
-{{- with (index .root.Values .component).priorityClassName }}
+{{- with $values.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
 {{- with $place.runtimeClassName }}
@@ -64,31 +76,56 @@ securityContext:
 {{- end }}
 
 {{- define "forage.container.security" -}}
+{{- $security := dict "allowPrivilegeEscalation" false "privileged" false "readOnlyRootFilesystem" true "runAsNonRoot" true }}
+{{- $_ := set $security "capabilities" (dict "drop" (list "ALL")) }}
+{{- $_ := set $security "seccompProfile" (dict "type" "RuntimeDefault") }}
+{{- $own := default dict (index .root.Values (default "" .component)) }}
 securityContext:
-  allowPrivilegeEscalation: false
-  privileged: false
-  readOnlyRootFilesystem: true
-  runAsNonRoot: true
-  capabilities: {drop: [ALL]}
-  seccompProfile: {type: RuntimeDefault}
+  {{- mergeOverwrite $security (deepCopy (default dict $own.securityContext)) | toYaml | nindent 2 }}
 {{- end }}
 
-{{/* image, pull policy and security of a container: (dict "root" $ "image" .Values.cli.image) */}}
+{{/* image, pull policy and security of a container, as for forage.image */}}
 {{- define "forage.container" -}}
 image: {{ include "forage.image" . }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 {{ include "forage.container.security" . }}
 {{- end }}
 
-{{/* Requests and limits of a part's main container, with its GPUs, which Kubernetes requires in the limits. */}}
+{{/*
+Requests and limits of a part's main container, with its GPUs, which Kubernetes requires in the limits; or (… "of" resources)
+of another one. A retriever's files in memory count towards the container that copies them and the one that serves them.
+*/}}
 {{- define "forage.resources" -}}
 {{- $values := index .root.Values .component -}}
-{{- $resources := deepCopy $values.resources -}}
-{{- if and $values.gpu $values.gpu.count -}}
+{{- $resources := deepCopy (default $values.resources .of) -}}
+{{- if and (not .of) $values.gpu $values.gpu.count $values.gpu.resource -}}
 {{- $_ := set $resources "limits" (merge (dict $values.gpu.resource $values.gpu.count) $resources.limits) -}}
+{{- end -}}
+{{- if and (not .of) $values.resourceClaims -}}
+{{- $claims := list -}}
+{{- range $values.resourceClaims }}{{ $claims = append $claims (pick . "name") }}{{ end -}}
+{{- $_ := set $resources "claims" $claims -}}
+{{- end -}}
+{{- if eq "memory" (dig "data" "kind" "" $values) -}}
+{{- range $amounts := pick $resources "requests" "limits" -}}
+{{- if $amounts.memory -}}
+{{- $_ := set $amounts "memory" (add (include "forage.bytes" $amounts.memory) (include "forage.bytes" $values.data.size)) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 resources:
   {{- toYaml $resources | nindent 2 }}
+{{- end }}
+
+{{/* The replicas of a Deployment; with … "scaled" true those that it has, because leaving them out would set them to 1. */}}
+{{- define "forage.replicas" -}}
+{{- if not .scaled -}}
+replicas: {{ (index .root.Values .component).replicas }}
+{{- else -}}
+{{- with lookup "apps/v1" "Deployment" .root.Release.Namespace (include "forage.part" .) -}}
+replicas: {{ .spec.replicas }}
+{{- end -}}
+{{- end -}}
 {{- end }}
 
 {{/* Spreads the replicas of a part over nodes and zones. */}}
@@ -119,6 +156,9 @@ topologySpreadConstraints:
 {{- $_ := set $annotations "checksum/start" (sha256sum $files) }}
 {{- end -}}
 labels:
+  {{- with omit (index .root.Values .component).podLabels "app.kubernetes.io/instance" "app.kubernetes.io/component" }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
   {{- include "forage.selector" . | nindent 2 }}
   {{- if .lease }}
   {{- include "forage.lease" . | nindent 2 }}
@@ -181,6 +221,18 @@ envFrom:
 {{- end }}
 {{- end }}
 
+{{/* Volumes and mounts of your own. */}}
+{{- define "forage.extraMounts" -}}
+{{- with (index .root.Values .component).extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+{{- define "forage.extraVolumes" -}}
+{{- with (index .root.Values .component).extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
 {{/* Volume mounts of a part. The root file system is read-only; /tmp and /cache are the pod's own. */}}
 {{- define "forage.mounts" -}}
 - {name: settings, mountPath: /etc/forage/settings, readOnly: true}
@@ -193,6 +245,7 @@ envFrom:
 - {name: data, mountPath: /data}
 {{- end }}
 {{- include "forage.auth.mounts" . }}
+{{- include "forage.extraMounts" . }}
 {{- if and (has .component (list "rollout" "trainer")) .root.Values.signing.existingSecret }}
 - {name: signing, mountPath: /etc/forage/signing, readOnly: true}
 {{- end }}
@@ -222,6 +275,7 @@ envFrom:
   persistentVolumeClaim: {claimName: {{ include "forage.shared.claim" .root }}}
 {{- end }}
 {{- include "forage.auth.volumes" . }}
+{{- include "forage.extraVolumes" . }}
 {{- if and (has .component (list "rollout" "trainer")) .root.Values.signing.existingSecret }}
 - name: signing
   secret:

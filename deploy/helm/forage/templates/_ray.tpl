@@ -15,7 +15,7 @@ autoscalerOptions:
   env:
     {{- . | nindent 4 }}
   {{- end }}
-  {{- include "forage.container.security" . | nindent 2 }}
+  {{- include "forage.container.security" (omit . "component") | nindent 2 }}
   resources:
     {{- toYaml .root.Values.ray.autoscaler.resources | nindent 4 }}
   volumeMounts:
@@ -89,7 +89,7 @@ workerGroupSpecs:
 {{- end }}
 
 {{- define "forage.ray.container" -}}
-{{- include "forage.container" (dict "root" .root "image" (index .root.Values .component).image) }}
+{{- include "forage.container" . }}
 {{ include "forage.workingDir" . }}
 env:
   {{- include "forage.env" . | nindent 2 }}
@@ -189,7 +189,7 @@ initContainers:
 
 {{- define "forage.ray.certificate" -}}
 name: ray-certificate
-{{ include "forage.container" (dict "root" .root "image" (index .root.Values .component).image) }}
+{{ include "forage.container" . }}
 command: [python, -c]
 args:
   - |

@@ -85,7 +85,7 @@ the volume.
 {{- mergeOverwrite $settings (include "forage.settings.own" . | fromYaml) | toYaml -}}
 {{- end }}
 
-{{/* A part restarts only when the settings that it reads have changed. Trainer and console read all. */}}
+{{/* A part restarts only when the settings that it reads have changed. Of retriever and reward, callers read these. */}}
 {{- define "forage.settings.checksum" -}}
 {{- $settings := include "forage.settings" .root | fromYaml -}}
 {{- if ne .component "console" }}
@@ -95,7 +95,11 @@ the volume.
 {{- $settings = pick $settings "retriever" "data" "tracing" "tls" "security" }}
 {{- else if eq .component "reward" }}
 {{- $settings = pick $settings "reward" "tracing" "tls" "security" }}
-{{- else if eq .component "rollout" }}
+{{- else if ne .component "console" }}
+{{- $_ := set $settings "retriever" (pick (default dict $settings.retriever) "http_address" "grpc_address" "auth_token_file") }}
+{{- $_ := set $settings "reward" (pick (default dict $settings.reward) "grpc_address" "health_address" "auth_token_file" "routes") }}
+{{- end }}
+{{- if eq .component "rollout" }}
 {{- $_ := set $settings "trainer" (pick (default dict $settings.trainer) "save_freq" "max_staleness" "publish") }}
 {{- end -}}
 {{- toJson $settings | sha256sum -}}

@@ -6,6 +6,7 @@ that has pyarrow.
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import json
 import os
@@ -19,6 +20,8 @@ from forage_runtime.errors import DataError
 PARQUET_READER = "FORAGE_PARQUET_PYTHON"
 """Environment variable with an interpreter that has pyarrow; the `forage` command sets it to its own."""
 
+TRAJECTORIES, END_OF_TURN = b"forage.trajectories", b"forage.end_of_turn"
+"""Metadata of a file of trajectories: its version, and the text with which the policy's tokenizer ends a turn."""
 _BATCH = 1_000
 
 
@@ -51,6 +54,8 @@ def stream_parquet_rows(file: Path, remedy: str) -> Generator[bytes]:
 def json_lines(file: Path) -> Iterator[str]:
     """Every row as one line of JSON; values that JSON lacks are written as text, bytes as the text that they encode.
 
+    A row of a file of trajectories is its message alone, in base64, with the file's end of turn.
+
     Raises:
         DataError: the file does not exist, is not Parquet, or has bytes that are not UTF-8, or a time beyond Python's.
     """
@@ -58,7 +63,16 @@ def json_lines(file: Path) -> Iterator[str]:
     from pyarrow import parquet
 
     try:
-        for batch in parquet.ParquetFile(file).iter_batches(_BATCH):
+        opened = parquet.ParquetFile(file)
+        metadata = opened.schema_arrow.metadata or {}
+        if TRAJECTORIES in metadata:
+            end = metadata.get(END_OF_TURN, b"").decode(errors="replace")
+            for batch in opened.iter_batches(_BATCH, columns=["trajectory"]):
+                for message in batch["trajectory"].to_pylist():
+                    row = {"trajectory": base64.b64encode(message).decode(), "end_of_turn": end}
+                    yield json.dumps(row) + "\n"
+            return
+        for batch in opened.iter_batches(_BATCH):
             for row in batch.to_pylist():
                 yield json.dumps(row, default=_format_value) + "\n"
     except (OSError, pyarrow.ArrowException, ValueError, OverflowError) as error:  # of a name that is no text, too

@@ -1,4 +1,4 @@
-"""Progress of a build: bars on a terminal, log lines elsewhere; both with the stage's place, rate and time left."""
+"""Progress of a build: bars on a terminal, lines elsewhere, log lines in a service; with place, rate and time left."""
 
 from __future__ import annotations
 
@@ -85,12 +85,28 @@ class LogReport:
         left_s = rate.estimate_left_s(total)
         self._show(_format_progress(stage, done, total, left_s))
         if not done and total is None:
-            get_logger().info("index_progress", stage=stage)
+            self._note(stage, done, total, rate)
         elif now - logged >= LOG_INTERVAL_S or done == total:
             logged = now
-            per_s = round(rate.per_s)
-            get_logger().info("index_progress", stage=stage, done=done, of=total, per_s=per_s, left_s=left_s)
+            self._note(stage, done, total, rate)
         self._last[stage] = logged, done
+
+    def _note(self, stage: str, done: int, total: int | None, rate: Rate) -> None:
+        """Log a stage that begins, or how far it is."""
+        figures = {"done": done, "of": total, "per_s": round(rate.per_s), "left_s": rate.estimate_left_s(total)}
+        get_logger().info("index_progress", stage=stage, **(figures if done or total is not None else {}))
+
+
+class LineReport(LogReport):
+    """Prints a line as often as `LogReport` logs one, for people."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(lambda sentence: None)
+        self._console = console
+
+    def _note(self, stage: str, done: int, total: int | None, rate: Rate) -> None:
+        sentence = _format_progress(stage, done, total, rate.estimate_left_s(total) if done != total else None)
+        self._console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
 class BarReport:
@@ -134,14 +150,14 @@ class BarReport:
 
 @contextmanager
 def open_report() -> Iterator[Report]:
-    """A report: bars where standard error is a terminal, log lines elsewhere. Says on Ctrl-C that work is kept."""
+    """A report: bars where standard error is a terminal, lines elsewhere. Says on Ctrl-C that work is kept."""
     console = TextConsole(stderr=True)
     try:
         if console.is_terminal:
             with BarReport(console) as bars:
                 yield bars
         else:
-            yield LogReport(lambda sentence: None)
+            yield LineReport(console)
     except KeyboardInterrupt:
         console.print("stopped: the same command resumes from here", markup=False)
         raise

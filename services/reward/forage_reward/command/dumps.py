@@ -2,6 +2,7 @@
 
 | a row with                                  | is read as                                                      |
 |---------------------------------------------|-----------------------------------------------------------------|
+| `trajectory`: a forage.v1.Trajectory        | itself, in base64, as a file of trajectories is read            |
 | `spans`: [{role, text}, …]                  | a trajectory; `turns`: [{action, content, answered}] may follow |
 | `text` (or `response`), optionally `prompt` | a raw text; see `split_raw_text`                                |
 | `targets`, or `ground_truth`                | accepted answers, or {target, numbers} of a countdown problem   |
@@ -10,17 +11,20 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.json_format import ParseDict, ParseError
+from google.protobuf.message import DecodeError
 
 from forage_proto.v1 import trajectory_pb2
 from forage_reward import wire
 from forage_reward.parsing.raw_text import ASSISTANT_MARKER, PLAIN_MARKER, split_spans
 from forage_reward.trajectory import Action, GroundTruth, Role, Span, TrajectoryView, Turn, join_opening
+from forage_runtime.clients.reward import build_score_item
 
 
 class RowError(ValueError):
@@ -59,10 +63,22 @@ def read_row(row: Mapping[str, Any]) -> DumpRow:
     Raises:
         RowError: it lacks a field that a reward needs, or has one of a wrong type.
     """
+    if "trajectory" in row and not row.keys() & {"spans", "text", "response"}:
+        return _read_message(row)
     view = TrajectoryView(
         _read_spans(row), _read_text(row, "end_of_turn"), tuple(map(_read_turn, _read_list(row, "turns")))
     )
     return DumpRow(view, _read_truth(row), _read_text(row, "data_source"))
+
+
+def _read_message(row: Mapping[str, Any]) -> DumpRow:
+    try:
+        message = base64.b64decode(_read_text(row, "trajectory"), validate=True)
+        item = build_score_item(trajectory_pb2.Trajectory.FromString(message), _read_text(row, "end_of_turn"))
+        return DumpRow(wire.read_view(item), wire.read_truth(item), item.data_source)
+    except (ValueError, DecodeError) as error:
+        reason = str(error) if isinstance(error, wire.InvalidItemError) else "it is no forage.v1.Trajectory in base64"
+        raise RowError(f"its trajectory cannot be read: {reason}") from None
 
 
 def split_raw_text(text: str) -> tuple[Span, ...]:
@@ -107,7 +123,7 @@ def _read_turn(turn: Any) -> Turn:
 
 
 def _read_truth(row: Mapping[str, Any]) -> GroundTruth:
-    truth = row.get("targets", row.get("ground_truth"))
+    truth = row.get("targets") or row.get("ground_truth", row.get("targets"))
     if truth is None and isinstance(row.get("reward_model"), dict):  # the form of verl's data sets
         truth = row["reward_model"].get("ground_truth")
     if isinstance(truth, dict):

@@ -64,7 +64,8 @@ def list_rewards() -> None:
 
 @app.command()
 def explain(
-    file: Annotated[str, typer.Argument(help="A raw text, or one row of a dump as JSON; - = stdin.")] = "-",
+    file: Annotated[str, typer.Argument(help="A raw text, or rows as of 'score'; - = stdin.")] = "-",
+    line: Annotated[int, typer.Option(min=1, help="Row of the file to explain.")] = 1,
     target: Annotated[list[str] | None, typer.Option("--target", "-t", help="Accepted answers of a raw text.")] = None,
     reward: Reward = "",
     param: Params = None,
@@ -74,7 +75,7 @@ def explain(
     """Print the format's path through one text, the rule that applied, and the contribution of every component."""
     with _open_lines(file) as lines:
         text = "".join(lines)
-    row = _parse_one_row(text, target or [])
+    row = _parse_one_row(_choose_row(text, line), target or [])
     source = row.data_source or data_source
     if not reward and not config and not source:
         reward = "search_r1_format"
@@ -89,18 +90,22 @@ def explain(
 
 @app.command()
 def score(
-    file: Annotated[str, typer.Argument(help="JSONL or Parquet; - = JSONL from stdin.")],
+    file: Annotated[str, typer.Argument(help="JSONL or Parquet, also of a run; - = JSONL from stdin.")],
     reward: Reward = "",
     param: Params = None,
     config: Config = None,
     data_source: Source = "",
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Default: next to the file, .scores.jsonl.", show_default=False),
+        typer.Option("--output", "-o", help="JSONL to write. Default: next to the file, .scores.", show_default=False),
     ] = None,
 ) -> None:
-    """Score every row of a dump: spans or raw text, with targets or ground_truth. Exit code 1: some are malformed."""
-    out = output or (Path("scores.jsonl") if file == "-" else Path(file).with_suffix(".scores.jsonl"))
+    """Score every row of a file that Forage wrote, or of a dump: spans or raw text, with targets or ground_truth.
+
+    Exit code 1: some are malformed.
+    """
+    # Not .jsonl: each of these in the folder validation of a run is a validation.
+    out = output or (Path("scores.jsonl") if file == "-" else Path(file).with_suffix(".scores"))
     partial = out.with_name(out.name + ".part")
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with (
@@ -176,6 +181,16 @@ def _open_lines(file: str) -> Iterator[Iterator[str]]:
             raise DataError(f"{reason}: give an existing file, or - for stdin") from None
         with stream:
             yield iter(stream)
+
+
+def _choose_row(text: str, line: int) -> str:
+    """Choose a row of a file of several; a text that is one row, or none, stays whole."""
+    rows = [row for row in text.split("\n") if row.strip()]
+    if len(rows) < 2 or not all(row.lstrip().startswith("{") for row in rows[:2]):
+        return text
+    if line > len(rows):
+        raise DataError(f"it has {len(rows)} rows: --line {line} is none of them")
+    return rows[line - 1]
 
 
 @contextlib.contextmanager

@@ -18,7 +18,9 @@ from forage_queue.trainer.batcher import LOG_INTERVAL_S, Arrivals, BatchTimeoutE
 from forage_queue.trainer.feeder import ISSUED, SOURCES
 from forage_records.questions import Question
 from forage_records.run_folder import WATCH
+from forage_records.trajectory_rows import build_record
 from forage_runtime.files.folders import write_json, write_text
+from forage_runtime.files.model_folder import read_end_of_turn
 from forage_runtime.files.template_values import build_template_values
 from forage_runtime.retries import Retries
 from forage_runtime.settings import Settings
@@ -29,7 +31,7 @@ from forage_runtime.telemetry.waits import Wait, waiting
 from forage_trainer.data.texts import TextReader
 from forage_trainer.reporting.progress import Phase, StateFile
 from forage_trainer.validation.answers import StoredAnswers
-from forage_trainer.validation.results import build_record, is_judged, is_rewarded, list_sources, summarize
+from forage_trainer.validation.results import is_judged, is_rewarded, list_sources, summarize
 from forage_trajectory.codec import restore_trajectory
 from forage_trajectory.trajectory import Group, Trajectory
 
@@ -307,7 +309,8 @@ class Validation:
             **summarize(self._questions, answers, policy.version),
             "seconds": round(time.monotonic() - evaluation.began, 3),
         }
-        records = [build_record(self._questions[p], answers[p]) for p in sorted(answers)]
+        end = read_end_of_turn(self._settings.model.path)
+        records = [build_record(self._questions[p], answers[p], end) for p in sorted(answers)]
         lines = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records)
         self._retries.disk(lambda: write_text(self._folder / f"{label}.jsonl", lines))
         self._retries.disk(lambda: write_json(self._folder / f"{label}.json", result))

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from google.protobuf.json_format import MessageToDict
-
-from forage_proto.v1.trajectory_pb2 import ActionKind, Status
+from forage_proto.v1.trajectory_pb2 import Status
 from forage_proto.v1.trajectory_pb2 import Trajectory as TrajectoryMessage
 from forage_records.questions import Question
-from forage_records.spans import name_author
-from forage_records.trajectory_file import count_searches, explain_failure, read_exact_match
-from forage_runtime.text.enums import name_value
+from forage_records.trajectory_file import count_searches
 from forage_trainer.reporting.metrics import exact_match, format_rate
 from forage_trajectory.trajectory import Trajectory
 
@@ -70,45 +66,4 @@ def summarize(
         "turns_mean": sum(len(t.turns) for t in judged) / count if count else None,
         "response_tokens_mean": sum(len(t.loss_mask) for t in judged) / count if count else None,
         "later_version_share": later_version_share(judged, version),
-    }
-
-
-def build_record(question: Question, trajectory: TrajectoryMessage | None) -> dict[str, Any]:
-    """Build a question's line of the validation's JSON lines, which reports read."""
-    record = {
-        "uid": question.uid(0),
-        "data_source": question.data_source,
-        "question": question.text,
-        "targets": list(question.ground_truth.targets),
-    }
-    if trajectory is None:
-        return record | {"failed": True, "em": None, "answer": None, "spans": [], "turns": []}
-    score, versions = trajectory.score, [segment.version for segment in trajectory.segments]
-    answers = [turn.content for turn in trajectory.turns if turn.action == ActionKind.ACTION_KIND_ANSWER]
-    searches = count_searches(trajectory.turns)
-    return record | {
-        "failed": False,
-        "em": read_exact_match(trajectory),
-        "reward": trajectory.score.total if score.status == Status.STATUS_OK else None,
-        "reward_name": score.reward,
-        "components": [{"name": c.name, "raw": c.raw, "weighted": c.weighted} for c in score.components],
-        "detail": score.detail,
-        "status": name_value(Status, trajectory.status),
-        "reason": explain_failure(trajectory.status, trajectory.status_detail, score),
-        "answer": answers[-1] if answers else None,
-        "finished": trajectory.finished,
-        "truncated": trajectory.truncated,
-        "searches": searches,
-        "searches_beyond_limit": trajectory.valid_searches - searches,
-        "response_tokens": len(trajectory.loss_mask),
-        "sample": trajectory.sample,
-        "policy_version": max(versions, default=None),
-        "policy_version_min": min(versions, default=None),
-        "timings": MessageToDict(
-            trajectory.timings, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-        ),
-        "replica": trajectory.replica,
-        "trace_id": trajectory.trace_id,
-        "spans": [{"role": name_author(span), "text": span.text} for span in trajectory.spans],
-        "turns": [MessageToDict(turn, preserving_proto_field_name=True) for turn in trajectory.turns],
     }

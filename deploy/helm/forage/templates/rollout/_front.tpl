@@ -1,7 +1,7 @@
 {{/* A driver must run on a cluster node: the head. It shares its sockets (/tmp/ray) and object store (/dev/shm). */}}
 {{- define "forage.rollout.front" -}}
 - name: front
-  {{- include "forage.container" (dict "root" .root "image" .root.Values.rollout.image) | nindent 2 }}
+  {{- include "forage.container" . | nindent 2 }}
   {{- include "forage.workingDir" . | nindent 2 }}
   command: [python, -m, forage_rollout, --config, /etc/forage/settings/settings.yaml]
   args: [rollout.ray_address=auto, rollout.use_existing_app=true]

@@ -15,7 +15,7 @@ spec:
   {{- include "forage.initContainers" . | nindent 2 }}
   containers:
     - name: trainer
-      {{- include "forage.container" (dict "root" .root "image" .root.Values.trainer.image) | nindent 6 }}
+      {{- include "forage.container" . | nindent 6 }}
       {{- include "forage.workingDir" . | nindent 6 }}
       {{- $processes := int .root.Values.trainer.gpu.count }}
       {{- if gt $processes 1 }}
