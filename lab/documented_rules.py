@@ -36,6 +36,7 @@ RULES = {
     ),
     "is not Forage's command, or makes what the repository holds": r"forage_models\.|PYTHONPATH=models|main_ppo",
     "needs Redis and services that its page leaves to the reader": r"-m forage_(rollout|trainer)\b|:18641/",
+    "works for a run beside it until Ctrl-C": r"\bforage worker\b",
     "trains for hours": r"total_training_steps=\d{3,}",
     "follows a log until Ctrl-C": r"\blogs (\w+ )?-f",
     "needs a collector of traces": r"127\.0\.0\.1:4317",

@@ -55,6 +55,7 @@ def test_blocks_and_lines_are_read_with_their_places(tmp_path: Path) -> None:
         ("make setup DEVICE=gpu", "needs a GPU"),
         ("forage index push wiki s3://bucket/wiki", "needs another machine"),
         ("forage data nq", "needs a network"),
+        ("forage worker my_agent.py -c my.yaml", "works for a run beside it until Ctrl-C"),
         ("forage data nq --file train=train.jsonl", ""),
         ("query: up", "needs Prometheus, for a query"),
         ("forage up model.path=/nowhere/my-model", "needs /nowhere/my-model of the reader"),
