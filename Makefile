@@ -112,7 +112,7 @@ documented: setup ## run every command line and code block of the pages as writt
 bench: $(patsubst lab/benchmarks/%,bench-%,$(wildcard lab/benchmarks/[a-z]*)) ## run every benchmark
 
 bench-%: setup ## run one benchmark: a table, then one line of JSON (ARGS="--quick" SIZES="1000" AGAINST=commit ROUNDS=2)
-	@$(if $(AGAINST),$(PYTHON) scripts/bench_against.py $* '$(AGAINST)' --rounds $(or $(ROUNDS),2) --,lab/benchmarks/$*/run) \
+	@$(if $(AGAINST),$(PYTHON) scripts/bench_against.py --rounds $(or $(ROUNDS),2) $* '$(AGAINST)' --,lab/benchmarks/$*/run) \
 	  $(and $(SIZES),--sizes $(SIZES)) $(ARGS)
 
 gpu-check: setup ## show on a machine with GPUs what only they can show (STAGES="update engine" MODEL=folder)

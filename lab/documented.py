@@ -49,6 +49,8 @@ ORDER = ("README.md", "docs/start/train", "docs/start", "docs/guide", "examples"
 SHORT = {"FORAGE__TRAINER__TOTAL_TRAINING_STEPS": "3", "FORAGE__DATA__VAL_MAX_SAMPLES": "16"}
 LIMITS_S = {Kind.ALONE: 300.0, Kind.ASKS: 600.0, Kind.STARTS: 1500.0, Kind.SERVES: 300.0}
 """Seconds until a command must have ended; until one that serves must be ready."""
+_CURL = "fail-with-body\nsilent\nshow-error\n"
+"""Settings of curl: an HTTP error fails, and no progress is the last line."""
 STOP_S = 120.0
 POLL_S = 0.5
 PORTS = range(18600, 18660)
@@ -113,7 +115,7 @@ class Reader:
         self.log = self.folder.with_name("log")
         """What the last program prints."""
         self.state = self.folder.with_name(f"{self.folder.name}.env")
-        self.folder.with_name(".curlrc").write_text("fail-with-body\n", encoding="utf-8")  # an HTTP error fails
+        self.folder.with_name(".curlrc").write_text(_CURL, encoding="utf-8")
         if self.forage is not None:
             self.folder.mkdir(parents=True)
             return
@@ -174,7 +176,7 @@ class Reader:
         reason = find_reason(meant, missing, self._exists, self.forage is not None)
         if not reason and self.light and kind is not Kind.ALONE:
             reason = f"{kind} (--light)"
-        if not reason and text in self.seen and "my.yaml" not in text:
+        if not reason and text in self.seen and kind is Kind.STARTS and "my.yaml" not in text:
             reason = f"as {self.seen[text]}"
         read = self.unmade & set(text.split()) - set(list_outputs(text))
         unmade = [path for path in read if not (self.folder / path).exists()]
@@ -189,7 +191,8 @@ class Reader:
         bring(text, self.folder, command.page, self._run_alone)
         if kind is Kind.STARTS or (kind is Kind.SERVES and "-m forage_" not in text):  # those run beside each other
             yield from self.stop(keep_beside=True)
-        elif kind is Kind.ASKS and not self.serving and "forage ask" not in text:  # which starts what it asks
+        elif kind is Kind.ASKS and not self._serves() and "forage ask" not in text:  # which starts what it asks
+            yield from self.stop()
             process = self._start("forage up --no-console")
             self.serving.append(Serving(None, process, self.log))
             self._wait_until_served("forage up", process)
@@ -199,6 +202,8 @@ class Reader:
             process = self._start(text.removesuffix("&").rstrip())
             self.serving.append(Serving(command, process, self.log))
             code = self._wait_until_served(text, process)
+            if process.poll() is not None:
+                self.serving.pop()
         else:
             code = self._call(text, LIMITS_S[kind])
         found = Result(page, command.line, text, "passed", code, time.monotonic() - began, read_last_line(self.log))
@@ -216,6 +221,10 @@ class Reader:
             unwritten = [path for path in list_outputs(found.text) if not (self.folder / path).exists()]
             if unwritten:
                 found.outcome, found.last = "failed", f"has not written {', '.join(unwritten)}"
+
+    def _serves(self) -> bool:
+        """Whether services run: a console alone answers for none."""
+        return any(one.command is None or "forage console" not in one.command.text for one in self.serving)
 
     def _exists(self, path: str) -> bool:
         return (self.dry and path == "runs/latest") or (self.folder / path).exists()
@@ -261,10 +270,12 @@ class Reader:
         try:
             return process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            end(process)
             with self.log.open("a", encoding="utf-8") as log:
                 log.write(f"\nit had not ended after {limit_s:.0f} s\n")
             return 124
+        finally:
+            if process.poll() is None:  # at Ctrl-C, too
+                end(process)
 
     def _wait_until_served(self, text: str, process: subprocess.Popen[bytes]) -> int:
         """Wait until a program is ready; returns 0, or what it ended with."""

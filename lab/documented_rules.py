@@ -36,6 +36,7 @@ RULES = {
     ),
     "is not Forage's command, or makes what the repository holds": r"forage_models\.|PYTHONPATH=models|main_ppo",
     "needs Redis and services that its page leaves to the reader": r"-m forage_(rollout|trainer)\b|:18641/",
+    "works for a run beside it until Ctrl-C": r"\bforage worker\b",
     "trains for hours": r"total_training_steps=\d{3,}",
     "follows a log until Ctrl-C": r"\blogs (\w+ )?-f",
     "needs a collector of traces": r"127\.0\.0\.1:4317",
@@ -52,7 +53,7 @@ _STARTS = re.compile(r"\b(make|forage) demo\b|forage (train|eval|probe --questio
 _ASKS = re.compile(
     r"forage (ask|status|rollout sample)\b|--rerun|coverage .*--search|\bcurl .*(localhost|127\.0\.0\.1)"
 )
-_NAMED_RUN = re.compile(r"\bruns/(?!latest\b)[\w.-]+")
+_NAMED_RUN = re.compile(r"\bruns/(?!latest\b)[\w./-]+")
 _READS_RUN = re.compile(r"runs/latest|--resume|forage (trajectories|runs show|logs)\b")
 _ABSOLUTE = re.compile(r"(?<![\w.:/}<])/(?!dev/|tmp/)[a-z][\w./-]*")
 _RECIPE = re.compile(r"(?:-c|--config|config=)[= ]?(\S+\.yaml)")

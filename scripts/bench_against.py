@@ -1,10 +1,10 @@
 """Runs a benchmark of this checkout and of another commit in turns, on one machine, and prints each figure of both.
 
-    bench_against.py scale HEAD~3 --rounds 2 -- --sizes 1000
+    bench_against.py --rounds 2 scale HEAD~3 -- --sizes 1000
 
-The other commit is checked out and set up once, in `.cache/against`. Each side runs its own benchmark program, whose
-last line is a JSON object. A figure is the median of the rounds; its ratio is this checkout's over the other commit's.
-The last line is one JSON object: figures, ratios, and the load of the machine before each run.
+The other commit is checked out and set up once, in `.cache/against`. Both sides run the benchmark program of this
+checkout, whose last line is a JSON object. A figure is the median of the rounds; its ratio is this checkout's over the
+other commit's. The last line is one JSON object: figures, ratios, and the load of the machine before each run.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -54,14 +55,17 @@ def compare(results: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, f
     return compared
 
 
-def check_out(commit: str) -> Path:
-    """Check out a commit into a folder of its own, and set it up; returns the folder."""
+def check_out(commit: str, benchmark: str) -> Path:
+    """Check out a commit into a folder of its own, with this benchmark, and set it up; returns the folder."""
     digest = _run(["git", "rev-parse", "--verify", f"{commit}^{{commit}}"], REPOSITORY).strip()
     folder = REPOSITORY / ".cache/against" / digest[:12]
     if not folder.is_dir():
         _run(["git", "clone", "--quiet", "--shared", "--no-checkout", str(REPOSITORY), str(folder)], REPOSITORY)
         _run(["git", "checkout", "--quiet", "--detach", digest], folder)
     subprocess.run(["make", "setup"], cwd=folder, check=True)
+    program = Path("lab/benchmarks") / benchmark
+    shutil.rmtree(folder / program, ignore_errors=True)
+    shutil.copytree(REPOSITORY / program, folder / program)
     return folder
 
 
@@ -84,15 +88,16 @@ def main() -> None:
     parser.add_argument("benchmark", choices=sorted(run.parent.name for run in REPOSITORY.glob("lab/benchmarks/*/run")))
     parser.add_argument("commit")
     parser.add_argument("--rounds", type=int, default=2, help="runs of each side")
-    parser.add_argument("arguments", nargs="*", help="of the benchmark, after --")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the benchmark, after --")
     options = parser.parse_args()
-    folders = {THEN: check_out(options.commit), NOW: REPOSITORY}
+    arguments = [one for one in options.arguments if one != "--"]
+    folders = {THEN: check_out(options.commit, options.benchmark), NOW: REPOSITORY}
     results: dict[str, list[dict[str, float]]] = {THEN: [], NOW: []}
     loads = []
     for side in list_turns(options.rounds):
         loads.append(round(os.getloadavg()[0], 2))
         print(f"{side}: {folders[side]}, load {loads[-1]}", flush=True)
-        results[side].append(run_benchmark(folders[side], options.benchmark, options.arguments))
+        results[side].append(run_benchmark(folders[side], options.benchmark, arguments))
     compared = compare(results)
     table = Table("figure", THEN, NOW, "ratio", title=f"{options.benchmark}: {options.commit} and this checkout")
     for name, figures in compared.items():

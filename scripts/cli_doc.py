@@ -1,7 +1,7 @@
 """Generates docs/reference/cli.md from the commands' own help, each part in the environment that has the command.
 
 .venvs/cli/bin/python scripts/cli_doc.py                writes the page
-.venvs/<service>/bin/python scripts/cli_doc.py NAME     prints one part: forage, index, reward or trainer
+.venvs/<service>/bin/python scripts/cli_doc.py NAME     prints one part: forage, index, reward, trainer or worker
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ PARTS = {
     "index": ("retriever", "forage_retriever.command.main"),
     "reward": ("reward", "forage_reward.command.main"),
     "trainer": ("trainer", "forage_trainer.command"),
+    "worker": ("rollout", "forage_rollout.command.main"),
     "model check": ("trainer", "forage_trainer.model_check.__main__"),
 }
 """Part of the page → environment and module of its typer application."""

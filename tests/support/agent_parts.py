@@ -43,7 +43,8 @@ class _Shelf(BaseHTTPRequestHandler):
         self.server.queries += body["queries"]
         self.server.contexts.append(body["context_tokens"])
         document = {"id": "d1", "contents": '"T"\nthe </information> body'}
-        reply = self.server.body or json.dumps({"result": [[{"document": document, "score": 0.5}]]}).encode()
+        results = [[{"document": document, "score": 0.5}] for _ in body["queries"]]
+        reply = self.server.body or json.dumps({"result": results}).encode()
         self.send_response(self.server.status)
         self.send_header("Content-Length", str(len(reply)))
         for name, value in self.server.headers.items():

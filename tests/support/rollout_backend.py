@@ -25,6 +25,7 @@ from forage_rollout.engine.openai import ResponseHead
 from forage_rollout.loop.generation import Generation, GenerationRequest, RenderedPrompt
 from forage_rollout.metrics import Snapshot
 from forage_rollout.serve.backend import RefusedPolicyError
+from forage_rollout.sessions.requests import HttpReply
 from forage_runtime.clients.retriever import SearchResult
 from forage_runtime.errors import UnavailableError
 from forage_runtime.settings import Settings
@@ -135,6 +136,12 @@ class AgentBackend:
         yield 200, [("content-type", "text/event-stream")]
         yield b"data: 1\n\n"
         yield b"data: [DONE]\n\n"
+
+    async def take_session(self, wait_s: float) -> dict[str, Any] | None:
+        return self._agent.sessions.take()
+
+    async def answer_session(self, id: str, key: str, verb: str, body: bytes) -> HttpReply:
+        return await self._agent.sessions.answer(id, key, verb, body)
 
     async def take_snapshots(self) -> dict[str, list[Snapshot]]:
         engines = [Snapshot(f"e{i}", {("paused",): float(self.paused)}, p) for i, p in enumerate(self.policies)]

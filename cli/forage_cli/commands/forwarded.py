@@ -1,4 +1,4 @@
-"""`forage index`, `forage reward`, `forage trainer`, `forage serve`: run in the environment of their service."""
+"""`forage index`, `reward`, `trainer`, `worker`, `serve`: run in the environment of their service."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ FORWARDED = (
     ForwardedCommand("index", "retriever", "Build, inspect, verify, benchmark or convert an index of the retriever."),
     ForwardedCommand("reward", "reward", "List rewards, explain one score, or score a file of trajectories."),
     ForwardedCommand("trainer", "trainer", "Export a checkpoint as a Hugging Face model folder."),
+    ForwardedCommand("worker", "rollout", "Run an agent of your own in the sessions of the rollout service."),
 )
 
 _ARGUMENTS = "Arguments: -c FILE, key=value …; as of `python -m forage_{}` in its image."

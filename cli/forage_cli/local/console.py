@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -112,7 +113,9 @@ def serve_console(settings: Settings, console: Console, page: str) -> int:
             return process.wait()  # wait: the life of the console, which Ctrl-C ends
         except KeyboardInterrupt:
             process.terminate()
-            return process.wait(_STOP_S)  # wait: has a time limit
+            code = process.wait(_STOP_S)  # wait: has a time limit
+            # A terminal has sent it Ctrl-C as well: of two signals it takes the second as its end.
+            return 0 if code in (-signal.SIGINT, -signal.SIGTERM) else code
 
 
 def _say_sign_in(settings: Settings) -> str:

@@ -34,6 +34,7 @@ class StubEngine:
     """Samples by waiting: at most `max_num_seqs` sequences at once, the others in the order in which they came."""
 
     dtype, drains, is_asleep, out_of_service, end_of_turn = "float32", False, False, "", "<|im_end|>"
+    difference = None
 
     def __init__(self, settings: Settings) -> None:
         self.serving: Policy | None = None

@@ -37,7 +37,7 @@ async def main(config: str, grpc_address: str, http_address: str, health_address
     backend.passed = Forgetful()
     state.running = True
     state.health.mark_started()
-    server = make_server(grpc_address, RolloutApi(backend, state, tokenizer.vocabulary_size), None, settings.tls)
+    server, _ = make_server(grpc_address, RolloutApi(backend, state, tokenizer.vocabulary_size), None, settings.tls)
     config_http = uvicorn.Config(
         make_app(backend, state, settings, None),
         log_config=None,

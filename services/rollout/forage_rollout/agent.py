@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
@@ -17,12 +19,15 @@ from forage_proto.v1.trajectory_pb2 import (
     Purpose,
     Score,
     Status,
+    TemplateValues,
     Timings,
     Trajectory,
     TrajectoryGroup,
 )
 from forage_queue.streams.prompt_identity import build_group, with_prompt_identity
 from forage_rollout.environments.environment import EnvironmentFailedError, Episode
+from forage_rollout.environments.external import NOT_DRAINED, External
+from forage_rollout.environments.loading import BUILT_IN
 from forage_rollout.environments.registry import AnyEnvironment, build_name, end_episode, load_environments, settle
 from forage_rollout.loop.generation import (
     Engine,
@@ -35,6 +40,8 @@ from forage_rollout.loop.generation import (
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.loop.trajectory_builder import Limits, TrajectoryBuilder
 from forage_rollout.prompt_ids import PromptError, encode_prompt
+from forage_rollout.sessions.session import WorkerLostError
+from forage_rollout.sessions.table import SessionTable
 from forage_runtime.clients.calls import MalformedReplyError, RefusedError
 from forage_runtime.clients.retriever import RetrieverClient, searching_for
 from forage_runtime.clients.reward import RewardClient, build_score_item
@@ -45,10 +52,13 @@ from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.tracing import SpanKind
 from forage_runtime.telemetry.waits import waiting
+from forage_runtime.text.chat_template import Chat
 from forage_runtime.text.enums import name_value
 
 log = get_logger()
 OnEvent = Callable[[RunStreamResponse], None]
+MOST_WORKERS = 5
+"""Workers that may fall silent under one sample: it may be what they die of."""
 
 
 class _PolicyChangedError(Exception):
@@ -95,6 +105,9 @@ class AgentCounts:
     retrieve_seconds: float = 0.0
     score_seconds: float = 0.0
     samples_in_flight: int = 0
+    sessions_waiting: int = 0
+    sessions_repeated: int = 0
+    session_tokens_lost: int = 0
 
 
 class Agent:
@@ -114,7 +127,12 @@ class Agent:
         codec: FileTokenizer,
         end_of_turn: str,
         replica: str,
+        sessions: SessionTable | None = None,
     ) -> None:
+        """
+        Args:
+            sessions: where workers find those of this agent; None: a table of its own.
+        """
         self._limits = Limits.from_settings(settings.rollout, codec)
         self._timeout_s = settings.rollout.trajectory_timeout_s
         self._endpoint = settings.rollout.engine.endpoint
@@ -126,6 +144,7 @@ class Agent:
         self._codec = codec
         self._end_of_turn = end_of_turn
         self._replica = replica
+        self.sessions = sessions or SessionTable(replica)
         self.counts = AgentCounts()
 
     async def run_group(self, prompt: Prompt, on_event: OnEvent | None = None) -> TrajectoryGroup:
@@ -148,6 +167,7 @@ class Agent:
         group = _Group(prompt, max(0, prompt.samples), on_event, limit_s, deadline)
         try:
             async with asyncio.timeout_at(deadline):
+                self._check_sessions(prompt)
                 rendered = await encode_prompt(prompt, self._codec, self._engine, self._template, self._endpoint)
         except PromptError as error:
             log.warning("prompt_refused", group=prompt.group_uid, detail=str(error))
@@ -167,6 +187,23 @@ class Agent:
     async def close(self) -> None:
         """Close the connections and files of the environments."""
         await self._environments.close()
+
+    def _check_sessions(self, prompt: Prompt) -> None:
+        """Return if the prompt can be run, as far as its samples are sessions.
+
+        Raises:
+            PromptError: it cannot.
+        """
+        if prompt.environment and prompt.environment not in BUILT_IN:
+            return  # refused by `encode_prompt`
+        if not isinstance(self._environments.select(prompt.data_source, prompt.environment), External):
+            return
+        if self._is_draining:
+            raise PromptError(f"environment external: {NOT_DRAINED}")
+        if prompt.purpose == Purpose.PURPOSE_ASK:
+            raise PromptError("environment external: its agent is a worker's, which answers no user's questions")
+        if not prompt.messages:
+            raise PromptError("environment external: the prompt has token_ids, and an agent outside needs messages")
 
     def _fail_all(self, group: _Group, status: Status.ValueType, detail: str) -> list[Trajectory]:
         failed = Trajectory(status=status, status_detail=detail)
@@ -209,18 +246,27 @@ class Agent:
             timings.queued_s = max(0.0, time.time() - prompt.issued_unix_ms / 1000)
         begin = time.perf_counter()
         environment = self._environments.select(prompt.data_source, prompt.environment)
-        has_ended = False
+        has_ended, lost = False, 0
         while not has_ended:
             episode = Episode(prompt, sample)
             builder = TrajectoryBuilder.start(self._limits, self._codec, rendered, environment, episode)
             status: Status.ValueType = Status.STATUS_OK
             detail, has_ended = "", True
             try:
-                async with asyncio.timeout_at(group.deadline):
-                    await self._run_turns(builder, timings, group)
+                if isinstance(environment, External):
+                    await self._run_session(builder, timings, group, environment)
+                else:
+                    async with asyncio.timeout_at(group.deadline):
+                        await self._run_turns(builder, timings, group)
             except _PolicyChangedError:
                 has_ended = False
                 self.counts.restarted_trajectories += 1
+            except WorkerLostError:
+                lost += 1
+                has_ended = lost == MOST_WORKERS
+                self.counts.sessions_repeated += 1
+                self.counts.session_tokens_lost += sum(builder.loss_mask)
+                status, detail = Status.STATUS_INTERNAL, f"{lost} workers fell silent, one after the other"
             except TimeoutError:
                 status, detail = Status.STATUS_TIMEOUT, self._name_limit(group)
             except (UnavailableError, RefusedError, MalformedReplyError, EnvironmentFailedError) as error:
@@ -299,6 +345,53 @@ class Agent:
                 observed.observed.CopyFrom(builder.turns[-1])
                 on_event(observed)
 
+    async def _run_session(
+        self, builder: TrajectoryBuilder, timings: Timings, group: _Group, environment: External
+    ) -> None:
+        """Let a worker's agent write the contexts, from when there is a worker until it ends the session.
+
+        Raises:
+            WorkerLostError: the worker fell silent; the sample must begin again.
+            EnvironmentFailedError, RefusedError: the agent failed, or has asked for nothing.
+        """
+        prompt, sample = group.prompt, builder.episode.sample
+        values = prompt.template if prompt.HasField("template") else self._template
+
+        async def generate(context: list[int], length: int, stop: tuple[str, ...], number: int) -> Generation:
+            affinity, rank = _build_affinity(prompt), self._rank(group, len(context))
+            request = build_request(prompt.sampling, context, length, sample, number, stop, 0, affinity, rank)
+            start = time.perf_counter()
+            try:
+                return await self._generate(request, number)
+            finally:
+                timings.generate_s += time.perf_counter() - start
+
+        async def render(chat: Chat, tools: tuple[dict[str, Any], ...]) -> RenderedPrompt:
+            given = values
+            if tools:
+                variables = json.loads(values.variables or "{}") | {"tools": tools}
+                given = TemplateValues(variables=json.dumps(variables), today=values.today)
+            return await self._engine.render_chat(chat, given)
+
+        session = self.sessions.open(builder, render, generate, environment.max_requests)
+        try:
+            why = "until a worker takes them, which may be started at any time"
+            with waiting("workers for sessions", on="forage worker", limit_s=None, why_unlimited=why):
+                await session.taken.wait()
+            with waiting("workers to end their sessions", on="forage worker", limit_s=group.limit_s):
+                async with asyncio.timeout(group.limit_s):
+                    ending = await session.wait_for_end()
+        finally:
+            self.sessions.close(session)
+        if ending.error:
+            self.counts.environment_failures += 1
+            raise EnvironmentFailedError(f"the worker's agent failed: {ending.error}")
+        if not builder.turns:
+            raise RefusedError("the worker ended the session without a request: nothing was sampled")
+        builder.add_action(environment.parse(builder.last_generation[1], builder.episode))
+        if ending.reward is not None:
+            builder.score = Score(status=Status.STATUS_OK, total=ending.reward, reward="worker")
+
     def _rank(self, group: _Group, context_tokens: int) -> int:
         if group.prompt.purpose == Purpose.PURPOSE_ASK:
             return 0
@@ -355,8 +448,10 @@ class Agent:
                 trajectory.score.CopyFrom(Score(status=trajectory.status, detail=str(error)))
         else:
             for trajectory, item in zip(whole, scored, strict=True):
-                trajectory.score.CopyFrom(item.score)
                 trajectory.validation_score.CopyFrom(item.validation_score)
+                if trajectory.HasField("score"):  # a worker's; the service's is for validations alone
+                    continue
+                trajectory.score.CopyFrom(item.score)
                 # An abstention is not a failure: the trainer leaves it out of loss and baseline by its score.
                 if item.score.status not in (Status.STATUS_OK, Status.STATUS_ABSTAIN):
                     trajectory.status, trajectory.status_detail = item.score.status, item.score.detail

@@ -45,6 +45,7 @@ _GAUGES = {
     "requests_running": "Generations that the engine samples from",
     "requests_waiting": "Generations that wait within the engine",
     "samples_in_flight": "Trajectories being worked on",
+    "sessions_waiting": "Sessions that wait for a worker",
     "trajectories_on_stream": "Groups on the stream until the trainer has a checkpoint of their step",
 }
 _COUNTERS = {
@@ -97,6 +98,8 @@ _COUNTERS = {
     "sampled_tokens": "Tokens that the engine sampled, those of generations that were given up included",
     "score_seconds": "Time of trajectories in the reward",
     "searches": "Valid searches of trajectories",
+    "session_tokens_lost": "Tokens sampled in sessions that were begun again",
+    "sessions_repeated": "Sessions begun again because their worker fell silent",
     "sleeps": "Times that engines fell asleep",
     "spans_dropped": "Spans of agents and dispatchers that did not reach the collector of traces",
     "trajectories": "Trajectories that ended, failed ones included",

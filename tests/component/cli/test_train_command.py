@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -87,9 +88,10 @@ def test_a_run_that_another_command_runs_is_an_error(recipe: Path) -> None:
 
 @pytest.mark.parametrize("command", ["train", "demo"])
 def test_a_detached_training_that_cannot_start_says_why_and_leaves_nothing(
-    tmp_path: Path, repository: Path, recipe: Path, command: str
+    tmp_path: Path, repository: Path, recipe: Path, command: str, free_base_port: Callable[[], int]
 ) -> None:
-    arguments = [*FORAGE, command, "-c", str(recipe), "--detach", "model.path=nowhere"]
+    ports = ["--base-port", str(free_base_port())]
+    arguments = [*FORAGE, command, "-c", str(recipe), "--detach", *ports, "model.path=nowhere"]
     ended = subprocess.run(arguments, capture_output=True, text=True, timeout=120, cwd=repository)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "nowhere" in ended.stderr

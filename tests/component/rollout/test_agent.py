@@ -269,7 +269,7 @@ async def test_token_ids_of_a_prompt_are_used_unchanged(make_agent: MakeAgent, c
         ({"timeout_s": -1.0}, "timeout_s is -1.0"),
         ({"timeout_s": float("nan")}, "timeout_s is nan"),
         ({"messages": []}, "neither messages nor token_ids"),
-        ({"environment": "serach"}, "environment is 'serach': expected one of search, single_turn; or nothing"),
+        ({"environment": "serach"}, "environment is 'serach': expected one of search, single_turn, external; or"),
     ],
 )
 async def test_an_invalid_prompt_gets_a_status_with_what_was_expected(

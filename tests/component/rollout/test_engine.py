@@ -276,11 +276,14 @@ async def test_an_urgent_generation_overtakes_those_that_wait(parts: Parts) -> N
         await parts.engine.generate(request)
         ended.append(request.priority)
 
+    await parts.engine.pause(drain=False)
     running = [asyncio.create_task(generate(request)) for request in requests]
-    await wait_until_async(lambda: parts.engine.counts.requests_running == SLOTS)
-    await generate(dataclasses.replace(ask(context, 999, tokens=10), priority=1))
-    assert ended.index(1) <= SLOTS, "it ended before those that had waited for longer"
+    await wait_until_async(lambda: parts.engine.counts.requests_waiting == len(requests))
+    running.append(asyncio.create_task(generate(dataclasses.replace(ask(context, 999, tokens=10), priority=1))))
+    await wait_until_async(lambda: parts.engine.counts.requests_waiting == len(running))
+    await parts.engine.resume()
     await asyncio.gather(*running)
+    assert ended.index(1) < SLOTS, "it was among the first that were sampled"
 
 
 async def test_logprobs_are_of_the_distribution_that_was_sampled(parts: Parts) -> None:

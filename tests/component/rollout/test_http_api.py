@@ -151,7 +151,7 @@ async def test_a_caller_that_disconnects_ends_its_trajectories(
         (
             {"question": "x", "environment": "math"},
             "environment",
-            "environment: expected one of search, single_turn; or nothing = that of the data source, not 'math'",
+            "environment: expected one of search, single_turn, external; or nothing = that of the data source, not 'ma",
         ),
         ({"question": "x", "temprature": 1}, "temprature", "Extra inputs are not permitted"),
         ({"messages": [{"role": "user"}]}, "messages.0.content", "messages.0.content: Field required"),
@@ -311,7 +311,10 @@ async def test_an_unknown_path_is_an_error_of_the_same_form(client: httpx.AsyncC
 async def test_the_interface_is_described(client: httpx.AsyncClient) -> None:
     assert (await client.get("/docs")).status_code == 200
     paths = (await client.get("/openapi.json")).json()["paths"]
-    assert set(paths) == {"/v1/ask", "/v1/models", "/v1/completions", "/v1/chat/completions"}
+    assert set(paths) == {
+        *("/v1/ask", "/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/sessions/next"),
+        *(f"/v1/sessions/{{session}}/{verb}" for verb in ("chat/completions", "keep", "end")),
+    }
 
 
 async def test_with_a_token_file_calls_need_the_token(

@@ -157,7 +157,7 @@ async def test_a_caller_that_disconnects_ends_its_trajectories(stub: RolloutStub
         ({"samples": 1025}, "prompt.samples is 1025"),
         ({"sampling": Sampling(temperature=-1)}, "prompt.sampling.temperature is -1.0: expected 0"),
         ({"sampling": Sampling(temperature=float("nan"))}, "prompt.sampling.temperature is nan"),
-        ({"environment": "x"}, "prompt.environment is 'x': expected one of search, single_turn"),
+        ({"environment": "x"}, "prompt.environment is 'x': expected one of search, single_turn, external"),
         ({"sampling": Sampling(top_p=1.5)}, "prompt.sampling.top_p is 1.5: expected more than 0, at most 1"),
         ({"sampling": Sampling(top_k=-2)}, "prompt.sampling.top_k is -2: expected 1 or more"),
         ({"timeout_s": -1.0}, "prompt.timeout_s is -1.0: expected seconds"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from waiting import WAIT_S
@@ -29,9 +31,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     def start(*arguments: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", "import sys; sys.argv[0] = 'forage'; " + _RUN, *arguments]
-        started.append(
-            subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        )
+        streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started.append(subprocess.Popen(command, cwd=tmp_path, start_new_session=True, **streams))
         return started[-1]
 
     yield start
@@ -69,7 +70,7 @@ def test_it_serves_a_folder_until_ctrl_c(start: Start, runs: Path, free_address:
     other = start("console", str(runs.parent / "others"), "--address", address)
     assert "a console of other runs is at" in read_line(other)
     assert other.wait(WAIT_S) == 2
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the console gets it, too
     assert process.wait(WAIT_S) == 0
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://{address}/healthz", timeout=WAIT_S)

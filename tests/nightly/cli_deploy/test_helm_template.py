@@ -152,12 +152,15 @@ def test_without_a_prometheus_operator_the_notes_say_what_is_left_out() -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda file: file.stem)
 def test_every_recipe_is_accepted_as_settings(recipe: Path) -> None:
-    """Unchanged, although the key `n` means false in Helm's YAML 1.1."""
+    """Unchanged, although `n` means false in Helm's YAML 1.1; but for those that share GPUs, which no pods can."""
     indented = "".join(f"  {line}\n" for line in recipe.read_text().splitlines())
     values = "world: {enabled: false}\nsettings:\n" + indented
     command = [str(find_helm(NEWEST_HELM)), "template", "forage", str(CHART), "--values", "-"]
     command += ["--show-only", "templates/config/settings.yaml"]
     ended = subprocess.run(command, input=values, capture_output=True, text=True)
+    if yaml.safe_load(recipe.read_text())["trainer"].get("placement") == "colocated":
+        assert "leave it separate" in ended.stderr
+        return
     assert ended.returncode == 0, ended.stderr
     settings_file = yaml.safe_load(next(yaml.safe_load_all(ended.stdout))["data"]["settings.yaml"])
     assert settings_file["rollout"].get("n") == yaml.safe_load(recipe.read_text())["rollout"].get("n")
@@ -239,6 +242,7 @@ def test_every_recipe_is_accepted_as_settings(recipe: Path) -> None:
             "cannot read the trainer's policies",
         ),
         ({"settings": {"run": {"dir": "/tmp/runs"}}}, "set a folder below /data/"),
+        ({"settings": {"trainer": {"placement": "colocated"}}}, "leave it separate"),
         ({"retriever": {"data": {"kind": "claim"}}}, "set retriever.data.existingClaim"),
     ],
     ids=lambda case: case[:40] if isinstance(case, str) else "",
@@ -340,3 +344,33 @@ def test_callers_of_retriever_and_reward_read_no_other_settings_of_theirs() -> N
         }
         assert read
         assert read <= set(shlex.split(names)), section
+
+
+PAGES = sorted(
+    page
+    for page in (REPOSITORY / "docs/operate").glob("*.md")
+    if "deploy/helm/forage" in page.read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_chart_accepts_the_commands_of_the_pages(page: Path, tmp_path: Path) -> None:
+    """Those that make a values file are run; those that install or upgrade are rendered with the same options."""
+    (tmp_path / "deploy").symlink_to(REPOSITORY / "deploy")
+    (tmp_path / "my-values.yaml").write_text("")
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ").replace("=…", "=registry.example")
+    rendered = 0
+    for line in text.splitlines():
+        if line.startswith(("sed ", "(echo settings:")) and line.endswith("> my-values.yaml"):
+            (tmp_path / "configs").unlink(missing_ok=True)
+            (tmp_path / "configs").symlink_to(REPOSITORY / "configs")
+            subprocess.run(["bash", "-ec", line], cwd=tmp_path, check=True)
+        if re.match(r"helm (install|upgrade) forage deploy", line):
+            words = shlex.split(line, comments=True)[2:]
+            of_upgrades = {"--rollback-on-failure", "--dry-run=server", "--timeout", "2h"}
+            command = [str(find_helm(NEWEST_HELM)), "template", *(word for word in words if word not in of_upgrades)]
+            ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+            assert ended.returncode == 0, ended.stderr
+            assert "kind: Deployment" in ended.stdout
+            rendered += 1
+    assert rendered, "the page installs nothing"

@@ -144,9 +144,27 @@ def test_the_endpoints_of_a_real_service(
         group = stub.Run(RunRequest(prompt=build_prompt(4, 0, 0)), timeout=300, metadata=metadata).group
         assert {s.version for t in group.trajectories for s in t.segments} == {6}
 
+        # An agent outside the service: a worker takes its session, and OpenAI's client talks to the policy.
+        base = f"http://{addresses['rollout.http_address']}/v1"
+        headers = dict(metadata)
+        asked = RunRequest(prompt=build_prompt(5, 0, 0, samples=1, environment="external"))
+        sampling = stub.Run.future(asked, timeout=300, metadata=metadata)
+        taken = httpx.post(f"{base}/sessions/next", json={"wait_s": 60}, headers=headers, timeout=300).json()
+        session = base.removesuffix("/v1") + taken["base_url"]
+        agent = openai.OpenAI(base_url=session, api_key=taken["key"], timeout=300)
+        chat = list(taken["task"]["messages"])
+        for follow_up in ("Go on.", ""):
+            reply = agent.chat.completions.create(model="any", messages=chat, max_tokens=9).choices[0].message.content
+            chat += [{"role": "assistant", "content": reply}, {"role": "user", "content": follow_up}]
+        key = {"authorization": f"Bearer {taken['key']}"}
+        assert httpx.post(f"{session}/end", json={"reward": 0.5}, headers=headers, timeout=300).status_code == 401
+        assert httpx.post(f"{session}/end", json={"reward": 0.5}, headers=key, timeout=300).status_code == 200
+        (trajectory,) = sampling.result().group.trajectories
+        assert (trajectory.status, trajectory.score.total, len(trajectory.turns)) == (Status.STATUS_OK, 0.5, 2)
+        assert not any(turn.context_begin for turn in trajectory.turns)
+        assert {s.version for s in trajectory.segments} == {6}
+
     # Over HTTP: the loop, turn by turn; and the bare engine.
-    base = f"http://{addresses['rollout.http_address']}/v1"
-    headers = dict(metadata)
     question = {"question": "What is the capital of Norland?", "seed": 3, "temperature": 1.0}
     with httpx.stream("POST", f"{base}/ask", json=question, headers=headers, timeout=300) as response:
         lines = list(response.iter_lines())
@@ -157,12 +175,12 @@ def test_the_endpoints_of_a_real_service(
     whole = httpx.post(f"{base}/ask", json={**question, "stream": False}, headers=headers, timeout=300).json()
     assert whole["answers"] == data[-1]["answers"]
     client = openai.OpenAI(base_url=base, api_key="secret", timeout=300)
-    asked: Any = {"model": model.name, "prompt": "the capital of", "max_tokens": 8, "temperature": 0}
-    text = client.completions.create(**asked).choices[0].text
+    text_of: Any = {"model": model.name, "prompt": "the capital of", "max_tokens": 8, "temperature": 0}
+    text = client.completions.create(**text_of).choices[0].text
     assert text
-    assert "".join(part.choices[0].text for part in client.completions.create(**asked, stream=True)) == text
+    assert "".join(part.choices[0].text for part in client.completions.create(**text_of, stream=True)) == text
     with pytest.raises(openai.NotFoundError):
-        client.completions.create(**{**asked, "model": "other"})
+        client.completions.create(**{**text_of, "model": "other"})
 
     assert read_metric(health, "forage_rollout_policy_updates_total") == 2
     assert read_metric(health, "forage_rollout_token_staleness_count") > 0

@@ -22,7 +22,7 @@ from forage_runtime.settings import Settings
 REPOSITORY = Path(__file__).parents[3]
 PAGES = list_pages()
 FOLDERS = "cli|configs|deploy|docs|examples|lab|libs|models|proto|scripts|services|tests"
-FORWARDED = ("index", "reward", "serve", "trainer")
+FORWARDED = ("index", "reward", "serve", "trainer", "worker")
 """Commands that run in a service's environment, which knows their options."""
 OTHER_NAMES = (
     *(f"docs/operate/{name}.md" for name in ("backup", "compose", "gpu-kubernetes", "images", "kubernetes")),

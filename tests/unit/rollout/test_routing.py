@@ -10,7 +10,7 @@ import pytest
 from ray.serve._private.common import DeploymentID, ReplicaID, RequestMetadata
 from ray.serve.request_router import PendingRequest
 
-from forage_rollout.deployments.routing import OUT_OF_SERVICE, EngineRouter
+from forage_rollout.deployments.routing import OUT_OF_SERVICE, REPLICA, AgentRouter, EngineRouter
 from forage_rollout.links.affinity import LOAD_FACTOR, MIN_CAPACITY, order_replicas, rank_replicas
 
 REPLICAS = [f"replica-{i}" for i in range(4)]
@@ -90,3 +90,26 @@ async def test_the_turns_of_a_chat_prefer_its_replica_while_it_is_in_service(cha
     assert await route(chat) == order
     assert await route(chat, lost=order[0]) == [*order[1:], order[0]]
     assert await route("") == REPLICAS
+
+
+class IdleAgentRouter(AgentRouter):
+    """As above, of agents: the first has a request."""
+
+    def __init__(self) -> None:
+        pass
+
+    @property
+    def replica_queue_len_cache(self) -> Any:
+        return {ReplicaID(REPLICAS[0], DeploymentID("Agent")): 1}
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [(REPLICAS[2], [REPLICAS[2]]), ("gone", [*REPLICAS[1:], REPLICAS[0]]), ("", [*REPLICAS[1:], REPLICAS[0]])],
+)
+async def test_requests_of_a_session_go_to_its_replica_while_it_lives(named: str, expected: list[str]) -> None:
+    replicas: Any = [SimpleNamespace(replica_id=ReplicaID(name, DeploymentID("Agent"))) for name in REPLICAS]
+    keywords = {REPLICA: named} if named else {}
+    request = PendingRequest(args=[], kwargs=keywords, metadata=RequestMetadata("1", "1"))
+    ranks = await IdleAgentRouter().choose_replicas(replicas, request)
+    assert [replica.replica_id.unique_id for rank in ranks for replica in rank] == expected

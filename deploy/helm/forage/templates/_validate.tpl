@@ -74,6 +74,10 @@
 {{- end }}
 {{- end }}
 
+{{- if eq "colocated" (dig "trainer" "placement" "separate" $settings) }}
+{{- fail "settings.trainer.placement is colocated, but Kubernetes gives a GPU to one pod: leave it separate, and give GPUs to rollout and trainer" }}
+{{- end }}
+
 {{- range $values.fetch }}
 {{- if contains "CHANGE-ME" .url }}
 {{- fail (printf "fetch has %s: write the address of your own copy in place of CHANGE-ME" .url) }}

@@ -63,7 +63,10 @@ POLICY_TIMEOUT_S = 20.0
 MAX_RUNS = 5
 MAX_SAMPLES = 1024
 """Most samples of a prompt."""
-_WHY_GROUPS_END = "each trajectory and each score has a time limit, and Serve replaces an agent that does not answer"
+_WHY_GROUPS_END = (
+    "each trajectory and each score has a time limit, from when a session has a worker, and Serve replaces an agent "
+    "that does not answer"
+)
 
 
 class PolicyProgress:

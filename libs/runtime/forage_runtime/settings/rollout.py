@@ -61,7 +61,9 @@ class ReplicaSettings(Section):
 class EnvironmentRoute(UserCode):
     """The environment of a data source: a built-in one or your own, which runs in a process of its own."""
 
-    name: str = Field(min_length=1, description="Built in: search or single_turn; or FILE.py:CLASS or MODULE:CLASS")
+    name: str = Field(
+        min_length=1, description="Built in: search, single_turn or external; or FILE.py:CLASS or MODULE:CLASS"
+    )
     params: Params = Field(default_factory=dict, description="Parameters of the environment")
     timeout_s: float = Field(
         30.0, gt=0, description="Longest that your code may keep its event loop busy; then its process is restarted"
@@ -177,7 +179,10 @@ class RolloutSettings(Section):
 
     @property
     def longest_group_s(self) -> float:
-        """Seconds after which a group has ended, whatever fails: those of its trajectories and of its scores."""
+        """Seconds after which a group has ended, whatever fails: those of its trajectories and of its scores.
+
+        Sessions (`external`) begin when a worker takes them, which may be later.
+        """
         return self.trajectory_timeout_s + self.score_timeout_s
 
     @property

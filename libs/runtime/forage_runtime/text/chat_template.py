@@ -13,8 +13,8 @@ from itertools import takewhile
 from operator import eq
 from typing import Any, NamedTuple, TypeAlias
 
-Chat: TypeAlias = Sequence[Mapping[str, str]]
-"""Messages, each with `role` and `content`."""
+Chat: TypeAlias = Sequence[Mapping[str, Any]]
+"""Messages, each with `role` and `content`, two texts, and maybe what a template reads of tool calls."""
 
 CLOCK = "strftime_now"
 """What transformers calls the function by which a template asks for the current time."""

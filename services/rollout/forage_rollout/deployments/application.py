@@ -22,7 +22,7 @@ from forage_rollout.deployments.autoscaling import (
 from forage_rollout.deployments.devices import check_nodes, count_gpus, list_node_gpus
 from forage_rollout.deployments.dispatcher import AgentDeployment, DispatcherDeployment
 from forage_rollout.deployments.engine import EngineDeployment
-from forage_rollout.deployments.routing import EngineRouter
+from forage_rollout.deployments.routing import AgentRouter, EngineRouter
 from forage_runtime.settings import ReplicaSettings, Settings, load_settings
 
 _MAX_ONGOING_REQUESTS = 4096  # the dispatcher bounds what is in flight, Serve need not
@@ -48,6 +48,7 @@ def build_application(settings: Settings, engine_class: type = EngineDeployment)
         AgentDeployment,
         ReplicaSettings(max=rollout.max_agents),
         graceful_shutdown_timeout_s=rollout.longest_group_s,
+        request_router_config=RequestRouterConfig(request_router_class=AgentRouter),
     ).bind(text, engine)
     return cast(Application, build_dispatcher_deployment(DispatcherDeployment, settings).bind(text, agent, engine))
 

@@ -8,7 +8,9 @@ import asyncio
 import gc
 from collections.abc import AsyncGenerator, Mapping
 from functools import partial
+from typing import Any
 
+from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from forage_proto.v1.packed_pb2 import PackedGroup
@@ -27,6 +29,8 @@ from forage_rollout.deployments.replica import REDIS_TIMEOUT_S, CheckPace, broad
 from forage_rollout.links.pool import EnginePool
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.metrics import Counts, Snapshot, VersionTokens, read_call_counts, read_span_counts, to_counts
+from forage_rollout.sessions.requests import HttpReply
+from forage_rollout.sessions.table import SessionTable
 from forage_rollout.worker_names import WorkerName
 from forage_runtime.background import supervise
 from forage_runtime.clients.retriever import RetrieverClient
@@ -123,6 +127,7 @@ class AgentDeployment:
         self._engines: EnginePool | None = None
         self._creating = asyncio.Lock()
         self._version_tokens = VersionTokens()
+        self._sessions = SessionTable(serve.get_replica_context().replica_id.unique_id)
 
     async def run_group(self, prompt: bytes) -> bytes:
         """Run a serialized `Prompt`; returns its serialized `TrajectoryGroup`."""
@@ -161,6 +166,18 @@ class AgentDeployment:
         finally:
             running.cancel()
 
+    async def count_waiting_sessions(self) -> tuple[str, int]:
+        """The name of this replica for the router, and how many of its sessions wait for a worker."""
+        return self._sessions.replica, self._sessions.waiting
+
+    async def take_session(self, replica: str) -> dict[str, Any] | None:
+        """See `SessionTable.take`; `replica` is for the router, which sends it here."""
+        return self._sessions.take()
+
+    async def answer_session(self, id: str, key: str, verb: str, body: bytes, replica: str) -> HttpReply:
+        """See `SessionTable.answer`; `replica` is for the router: if that one has gone, another says so."""
+        return await self._sessions.answer(id, key, verb, body)
+
     async def stop_tracing(self) -> None:
         """Export the spans that are left: Ray ends a replica without a chance to do it then."""
         await asyncio.to_thread(tracing.stop)
@@ -168,6 +185,7 @@ class AgentDeployment:
     async def take_snapshot(self) -> Snapshot:
         counts = read_call_counts() | read_span_counts() | self._check_pace.read_counts("Agent")
         if self._agent is not None and self._engines is not None:
+            self._agent.counts.sessions_waiting = self._sessions.waiting
             counts |= to_counts(self._agent.counts) | to_counts(self._engines.counts)
         return Snapshot(
             self._replica, counts, version_tokens=dict(self._version_tokens.counts), waits=list_waits("agent")
@@ -204,6 +222,7 @@ class AgentDeployment:
                     self._codec,
                     end_of_turn,
                     self._replica,
+                    self._sessions,
                 )
                 _rarely_look_for_garbage()
         return self._agent

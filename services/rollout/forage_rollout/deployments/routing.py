@@ -19,6 +19,8 @@ OUT_OF_SERVICE = "out_of_service"
 """Routing statistic that a replica reports: why it refuses to generate; empty while it serves."""
 CHAT = "chat"
 """Argument of a call: the name of a chat, whose turns go to one replica while its load allows it."""
+REPLICA = "replica"
+"""Argument of a call: the name of the agent's replica that has a session."""
 
 
 class EngineRouter(RequestRouter):  # type: ignore[misc]
@@ -47,4 +49,27 @@ class EngineRouter(RequestRouter):  # type: ignore[misc]
         loads = {key: lengths.get(replica.replica_id) or 0 for key, replica in replicas.items()}
         order = order_replicas(chat, loads)
         order.sort(key=lambda key: bool(replicas[key].routing_stats.get(OUT_OF_SERVICE)))
+        return [[replicas[key]] for key in order]
+
+
+class AgentRouter(RequestRouter):  # type: ignore[misc]
+    """Prefers the replica with the fewest requests; requests of a session go to the replica that has it.
+
+    Where that has gone, another one says so.
+    """
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """The replicas in the order in which they are tried, one a rank. Serve calls this by its name."""
+        await asyncio.sleep(0)  # requests routed before are sent now, and count as load
+        named = ""
+        if pending_request is not None:
+            named = pending_request.kwargs.get(REPLICA, "")
+            # Without it Serve retries in a busy loop when no replica takes the request.
+            pending_request.routing_context.should_backoff = True
+        replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        lengths = self.replica_queue_len_cache
+        loads = {key: lengths.get(replica.replica_id) or 0 for key, replica in replicas.items()}
+        order = [named] if named in replicas else order_replicas("", loads)
         return [[replicas[key]] for key in order]

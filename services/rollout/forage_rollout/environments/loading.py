@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 
 from forage_rollout.environments.environment import Environment
+from forage_rollout.environments.external import NOT_DRAINED, External
 from forage_rollout.environments.search import Search
 from forage_rollout.environments.single_turn import SingleTurn
 from forage_runtime.clients.retriever import RetrieverClient
@@ -14,7 +15,11 @@ from forage_runtime.errors import ForageError
 from forage_runtime.settings import EnvironmentRoute, RolloutSettings
 from forage_runtime.user_code import load_object
 
-BUILT_IN: Mapping[str, type[Environment]] = {"search": Search, "single_turn": SingleTurn}
+BUILT_IN: Mapping[str, type[Environment]] = {
+    "search": Search,
+    "single_turn": SingleTurn,
+    "external": External,
+}
 EXPECTED = f"one of {', '.join(BUILT_IN)}; or nothing = that of the data source"
 """Valid values of a prompt's `environment`, for error messages."""
 _TAG = re.compile(r"[A-Za-z][\w-]*")
@@ -29,6 +34,8 @@ def create_environment(route: EnvironmentRoute, rollout: RolloutSettings, retrie
         Exception, SystemExit: whatever its own code raised.
     """
     environment = _find_class(route)(rollout, retriever, **route.params)
+    if isinstance(environment, External) and rollout.weights.update == "drain":
+        raise ValueError(NOT_DRAINED)
     _check_environment(environment)
     return environment
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from forage_proto.v1.trajectory_pb2 import ActionKind, PolicySegment, Role, Span, Status, Trajectory, Turn
+from forage_proto.v1.trajectory_pb2 import ActionKind, PolicySegment, Role, Score, Span, Status, Trajectory, Turn
 from forage_rollout.environments.environment import INVALID, Action, Episode, Observation
 from forage_rollout.environments.registry import AnyEnvironment
 from forage_rollout.loop.generation import Generation, RenderedPrompt
@@ -122,7 +122,7 @@ class TrajectoryBuilder:
     `token_ids` is only appended to and never encoded again from text: encoding sampled text again may give other
     tokens than those that were sampled, and their log-probabilities would be wrong in the loss. `loss_mask`, `turn_ids`
     and `logprobs` run over the response, that is `token_ids[prompt_length:]`. The next generation sees the tokens from
-    `context_begin` on.
+    `context_begin` on. `score` is one that a worker has given.
     """
 
     limits: Limits
@@ -140,6 +140,7 @@ class TrajectoryBuilder:
     logprobs: list[float] = field(default_factory=list)
     segments: list[PolicySegment] = field(default_factory=list)
     context_begin: int = 0
+    score: Score | None = None
 
     @classmethod
     def start(
@@ -172,9 +173,37 @@ class TrajectoryBuilder:
         self.episode.turn = len(self.turns) + 1
         return context
 
-    def add_generation(self, generation: Generation) -> str:
-        """Append a generation, as an invalid action; returns the text in which the environment reads another one."""
-        part = cut_at_stop(generation.token_ids, self.codec.decode, self.environment.stops)
+    def set_context(self, context: Sequence[int], opening: str = "") -> None:
+        """Make this the context of the next generation, where somebody else than the loop wrote it.
+
+        What it has beyond the tokens of the last generation and its context is observed. A context that does not begin
+        with these is observed whole, behind them, and its generation sees nothing before it (`Turn.context_begin`): so
+        every token that was sampled stays where it was sampled. Before the first generation it becomes the prompt.
+
+        Args:
+            opening: of a prompt, as `RenderedPrompt.opening`.
+        """
+        if not self.turns:
+            self.token_ids, self.prompt_length, self.truncated = list(context), len(context), False
+            self.spans = split_opening(self.codec, self.token_ids, opening)
+            return
+        before = self.token_ids[self.context_begin :]
+        new = list(context)
+        if new[: len(before)] == before:
+            new = new[len(before) :]
+            self.turns[-1].executed, self.turns[-1].retrieval_status = True, Status.STATUS_OK
+        else:
+            self.context_begin = len(self.token_ids)
+        if new:
+            self._append_observation(new, self.codec.decode(new))
+
+    def add_generation(self, generation: Generation, stops: Sequence[str] = ()) -> str:
+        """Append a generation, as an invalid action; returns the text in which the environment reads another one.
+
+        Args:
+            stops: texts that end it besides the environment's.
+        """
+        part = cut_at_stop(generation.token_ids, self.codec.decode, (*self.environment.stops, *stops))
         index = len(self.turns) + 1
         begin = len(self.loss_mask)
         kept = generation.token_ids[: part.length]
@@ -258,6 +287,12 @@ class TrajectoryBuilder:
         return before.text + last.text if before.opening else last.text
 
     @property
+    def last_generation(self) -> tuple[list[int], str]:
+        """The tokens of the generation that came last, and their text without a control token at its end."""
+        span = self.spans[-1]
+        return self.token_ids[span.begin : span.end], self._strip_end_token(span.text)
+
+    @property
     def last_observation(self) -> str:
         """The text of the observation or feedback that came last; empty after a generation."""
         last = self.spans[-1]
@@ -279,6 +314,7 @@ class TrajectoryBuilder:
             truncated=self.truncated,
             valid_actions=sum(kind != ActionKind.ACTION_KIND_INVALID for kind in kinds),
             valid_searches=sum(kind == ActionKind.ACTION_KIND_SEARCH for kind in kinds),
+            score=self.score,
             status=Status.STATUS_OK,
         )
 

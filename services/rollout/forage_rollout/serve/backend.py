@@ -15,12 +15,15 @@ from forage_rollout.deployments.cluster import Cluster
 from forage_rollout.engine.openai import CHATS, ResponseHead
 from forage_rollout.engine.sampling_parameters import RefusedSamplingError
 from forage_rollout.metrics import RolloutCollector, Snapshot
+from forage_rollout.sessions.requests import HttpReply
+from forage_rollout.sessions.table import find_replica
 from forage_runtime.errors import ForageError, UnavailableError
 from forage_runtime.telemetry.health import Health
 from forage_weights.announcement import PolicyError
 from forage_weights.rollout.policy import find_oldest, is_newer
 
 DEPLOYMENTS = ("Engine", "Agent", "Dispatcher")
+_LOOK_S = 0.2
 
 
 class RefusedPolicyError(ForageError):
@@ -32,6 +35,7 @@ class ServeBackend:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._looking = asyncio.Lock()  # one worker looks for all: each gets its session in the order of arrival
 
     async def check_sampling(self, sampling: Sampling) -> None:
         """Return if the engine can sample so.
@@ -49,14 +53,7 @@ class ServeBackend:
 
     async def run_group(self, prompt: Prompt) -> TrajectoryGroup:
         """Run every sample of the prompt."""
-        answer = self._cluster.get_handle("Agent").run_group.remote(prompt.SerializeToString())
-        try:
-            return TrajectoryGroup.FromString(await answer)
-        except asyncio.CancelledError:
-            answer.cancel()  # the caller has gone: end its samples
-            raise
-        except Exception as error:
-            raise _translate(error) from error
+        return TrajectoryGroup.FromString(await self._call_agent("run_group", prompt.SerializeToString()))
 
     async def stream_group(self, prompt: Prompt) -> AsyncGenerator[RunStreamResponse, None]:
         """Run every sample; yields each event at once and the whole group last. Closing it early ends the samples."""
@@ -99,10 +96,45 @@ class ServeBackend:
             async for part in parts:
                 yield part
 
+    async def take_session(self, wait_s: float) -> dict[str, Any] | None:
+        """A session for a worker, see `SessionTable.take`; None where none waits within the time."""
+        deadline = asyncio.get_running_loop().time() + wait_s
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._looking.acquire()
+        except TimeoutError:
+            return None
+        try:
+            while True:
+                waiting: dict[str, int] = dict(await self._broadcast("Agent", "count_waiting_sessions"))
+                replica = max(waiting, key=lambda name: waiting[name], default="")
+                if waiting.get(replica) and (taken := await self._call_agent("take_session", replica=replica)):
+                    return dict(taken)
+                if asyncio.get_running_loop().time() >= deadline:
+                    return None
+                await asyncio.sleep(_LOOK_S)  # wait: pause between two looks
+        finally:
+            self._looking.release()
+
+    async def answer_session(self, id: str, key: str, verb: str, body: bytes) -> HttpReply:
+        """Answer a worker's request; see `SessionTable.answer`."""
+        reply: HttpReply = await self._call_agent("answer_session", id, key, verb, body, replica=find_replica(id))
+        return reply
+
     async def take_snapshots(self) -> dict[str, list[Snapshot]]:
         """Snapshots of every replica, by deployment."""
         taken = await asyncio.gather(*(self._broadcast(deployment, "take_snapshot") for deployment in DEPLOYMENTS))
         return dict(zip(DEPLOYMENTS, taken, strict=True))
+
+    async def _call_agent(self, method: str, *arguments: Any, **named: Any) -> Any:
+        answer = getattr(self._cluster.get_handle("Agent"), method).remote(*arguments, **named)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            answer.cancel()  # the caller has gone
+            raise
+        except Exception as error:
+            raise _translate(error) from error
 
     async def _broadcast(self, deployment: str, method: str, *arguments: Any) -> list[Any]:
         try:

@@ -23,7 +23,8 @@ from forage_rollout.engine.openai import CHATS, PATHS
 from forage_rollout.engine.sampling_parameters import RefusedSamplingError
 from forage_rollout.prompt_checks import InvalidPromptError, check_prompt
 from forage_rollout.serve.backend import ServeBackend, ServiceState
-from forage_rollout.serve.http_messages import Answer, Ask, Problem, Refusal, build_answer, build_event
+from forage_rollout.serve.http_messages import Answer, Ask, Problem, Refusal, Take, Taken, build_answer, build_event
+from forage_rollout.serve.session_guard import PREFIX, SessionGuard, SessionKeys, find_session, read_key
 from forage_runtime.errors import UnavailableError
 from forage_runtime.files.template_values import keep_template_date
 from forage_runtime.security.http.guard import (
@@ -48,6 +49,10 @@ MAX_BODY_BYTES = 16 * 2**20
 BODY_TIMEOUT_S = 20.0
 PING_INTERVAL_S = 15
 _PROTECTED_PREFIX = "/v1/"
+TAKE = f"{PREFIX}next"
+MAX_SESSION_BYTES = 4 * 2**20
+"""Of a request of a session: a context of a million tokens, in English."""
+_VERBS = ("chat/completions", "keep", "end")
 _FORWARDED_HEADERS = ("content-type", "accept")
 _REFUSALS = (400, 401, 403, 408, 413, 422, 503)
 _HISTORY = {
@@ -79,7 +84,9 @@ def make_app(
     """
     settings = keep_template_date(settings)  # read once: questions are answered on the event loop
     app = FastAPI(title="Forage rollout", description=__doc__, redirect_slashes=False)
+    keys = SessionKeys()
     app.add_middleware(_BodyLimit)
+    app.add_middleware(SessionGuard, wire=WIRE, keys=keys, refuse=_build_refusal)
     app.add_middleware(
         RequestGuard,
         wire=WIRE,
@@ -123,6 +130,35 @@ def make_app(
         status, reply_headers = head
         sent = {name: value for name, value in reply_headers if name != "content-length"}
         return StreamingResponse(_iterate_and_close(parts), status, sent)
+
+    async def take(body: Take, request: Request) -> Response:
+        """The next session that waits for a worker; 204 where none does within `wait_s`."""
+        state.require_running()
+        taken = await _await_while_connected(request, backend.take_session(body.wait_s))
+        if taken is None:
+            return Response(status_code=204)
+        keys.add(taken["id"], taken["key"])
+        return JSONResponse(taken | {"base_url": f"{PREFIX}{taken['id']}"})
+
+    app.add_api_route(
+        TAKE, take, methods=["POST"], responses={200: {"model": Taken}, 204: {}, **refusals}, response_model=None
+    )
+
+    async def answer_session(session: str, request: Request) -> Response:
+        """A request of a session's worker, with the session's key as bearer token; refusals as OpenAI's are.
+
+        `chat/completions` samples the reply to a chat, `keep` is a sign of life, `end` takes `{"reward": number or
+        null}` or `{"error": text}`. 410: the session is over, or its worker was silent: take another one.
+        """
+        verb, key = request.scope["route"].path.partition("}/")[2], read_key(request.headers["authorization"])
+        reply = await _await_while_connected(request, backend.answer_session(session, key, verb, await request.body()))
+        if reply.status == 410 or (verb == "end" and reply.status == 200):
+            keys.remove(session)
+        return Response(reply.content, reply.status, media_type=reply.media_type)
+
+    for verb in _VERBS:
+        path = f"{PREFIX}{{session}}/{verb}"
+        app.add_api_route(path, answer_session, methods=["POST"], responses=refusals, response_model=None)
 
     for path, method in PATHS.items():
         replies = refusals | ({200: _HISTORY} if path == CHATS else {})
@@ -184,9 +220,10 @@ class _BodyLimit:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and is_protected(scope["path"]):
+        if scope["type"] == "http" and scope["path"].startswith(_PROTECTED_PREFIX):
+            most = MAX_SESSION_BYTES if find_session(scope["path"]) else MAX_BODY_BYTES
             try:
-                body = await read_body(receive, MAX_BODY_BYTES, BODY_TIMEOUT_S)
+                body = await read_body(receive, most, BODY_TIMEOUT_S)
             except BodyError as error:
                 kind = "too_large" if error.status == 413 else "invalid_request"
                 await _build_refusal(error.status, str(error), kind)(scope, receive, send)
@@ -196,8 +233,8 @@ class _BodyLimit:
 
 
 def is_protected(path: str) -> bool:
-    """Whether a path needs the token: the description of the API at /docs does not."""
-    return path.startswith(_PROTECTED_PREFIX)
+    """Whether a path needs the token: the description of the API does not, and requests of a session need its key."""
+    return path.startswith(_PROTECTED_PREFIX) and not find_session(path)
 
 
 def _refuse_caller(status: int, sentence: str, kind: str, headers: Mapping[str, str]) -> JSONResponse:

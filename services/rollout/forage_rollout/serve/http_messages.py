@@ -130,6 +130,30 @@ class ObservationEvent(BaseModel):
     status: str = Field(description="of the retrieval")
 
 
+class Take(_StrictModel):
+    """A worker asks for a session."""
+
+    wait_s: float = Field(0.0, ge=0, le=60, description="how long it may take until one waits")
+
+
+class Task(BaseModel):
+    """What the agent of a session gets to know."""
+
+    id: str = Field(description="names the question and the sample; the same when a session is begun again")
+    data_source: str
+    messages: list[Message]
+    targets: list[str] = Field(description="accepted answers")
+
+
+class Taken(BaseModel):
+    """A session for a worker."""
+
+    id: str
+    key: str = Field(description="bearer token of its requests, and of no others")
+    base_url: str = Field(description="path of its requests, as OpenAI clients' base_url is")
+    task: Task
+
+
 class Problem(BaseModel):
     """Why a request was refused."""
 

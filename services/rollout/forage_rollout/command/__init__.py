@@ -1,0 +1,1 @@
+"""`forage worker`: runs an agent of your own in the sessions of the rollout service."""

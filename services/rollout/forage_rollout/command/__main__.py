@@ -1,0 +1,5 @@
+"""`python -m forage_rollout.command`."""
+
+from forage_rollout.command.main import main
+
+main()
