@@ -272,12 +272,22 @@ async def test_one_that_is_rejected_is_no_others_fault(server: FailingServer) ->
     assert sorted(request["queries"] for request in server.requests) == [["a"], ["a", "b", "c"], ["b"], ["c"]]
 
 
-async def test_each_of_them_learns_why_there_is_no_answer(server: FailingServer) -> None:
-    server.orders = [build_reply({"result": [[]]})]
+@pytest.mark.parametrize("body", [b"no JSON", b'{"result": [[]]}'], ids=["malformed", "one result for two"])
+async def test_a_reply_to_several_that_is_malformed_is_no_others_fault(server: FailingServer, body: bytes) -> None:
+    server.orders = [lambda request: build_reply() if request["queries"] == ["a"] else build_reply(body)]
     async with open_client(server) as retriever:
+        good, bad = await asyncio.gather(*(retriever.search([query]) for query in "ab"), return_exceptions=True)
+    assert not isinstance(good, BaseException)
+    assert isinstance(bad, MalformedReplyError) == (body == b"no JSON")
+    assert sorted(request["queries"] for request in server.requests) == [["a"], ["a", "b"], ["b"]]
+
+
+async def test_each_of_them_learns_why_there_is_no_answer(server: FailingServer) -> None:
+    server.orders = [RESET]
+    async with open_client(server, 0.3) as retriever:
         errors = await asyncio.gather(*(retriever.search([query]) for query in "ab"), return_exceptions=True)
-    assert all(isinstance(error, MalformedReplyError) for error in errors)
-    assert len(server.requests) == 1
+    assert all(isinstance(error, UnavailableError) for error in errors)
+    assert all(request["queries"] == ["a", "b"] for request in server.requests)
 
 
 async def test_a_request_goes_on_for_those_who_still_wait_and_ends_with_the_last(server: FailingServer) -> None:

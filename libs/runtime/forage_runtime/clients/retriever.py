@@ -211,8 +211,8 @@ class RetrieverClient:
         try:
             queries, longest = [one.query for one in searches], max(one.context_tokens for one in searches)
             result = await self._send(queries, options, longest, {})
-        except RefusedError as error:
-            if len(searches) > 1:  # one of them is at fault
+        except (RefusedError, MalformedReplyError) as error:
+            if len(searches) > 1:  # one of them may be at fault
                 await asyncio.gather(*(self._answer([one], options) for one in searches))
             else:
                 _fail(searches, error)
