@@ -272,22 +272,50 @@ async def test_one_that_is_rejected_is_no_others_fault(server: FailingServer) ->
     assert sorted(request["queries"] for request in server.requests) == [["a"], ["a", "b", "c"], ["b"], ["c"]]
 
 
-@pytest.mark.parametrize("body", [b"no JSON", b'{"result": [[]]}'], ids=["malformed", "one result for two"])
-async def test_a_reply_to_several_that_is_malformed_is_no_others_fault(server: FailingServer, body: bytes) -> None:
-    server.orders = [lambda request: build_reply() if request["queries"] == ["a"] else build_reply(body)]
+@pytest.mark.parametrize(("bad", "error"), [("\ud800", UnicodeEncodeError), (b"bytes", TypeError)])
+async def test_one_that_cannot_be_sent_is_no_others_fault(server: FailingServer, bad: Any, error: type) -> None:
     async with open_client(server) as retriever:
-        good, bad = await asyncio.gather(*(retriever.search([query]) for query in "ab"), return_exceptions=True)
-    assert not isinstance(good, BaseException)
-    assert isinstance(bad, MalformedReplyError) == (body == b"no JSON")
-    assert sorted(request["queries"] for request in server.requests) == [["a"], ["a", "b"], ["b"]]
+        results = await asyncio.gather(*(retriever.search([query]) for query in ("a", bad)), return_exceptions=True)
+    assert [isinstance(result, error) for result in results] == [False, True]
+    assert [request["queries"] for request in server.requests] == [["a"]]
+
+
+async def test_one_that_finds_what_is_malformed_is_no_others_fault(server: FailingServer) -> None:
+    nothing = ROW | {"document": {"id": "b", "contents": None}}
+    server.orders = [
+        lambda request: build_reply({"result": [[nothing if query == "b" else ROW] for query in request["queries"]]})
+    ]
+    async with open_client(server) as retriever:
+        results = await asyncio.gather(*(retriever.search([query]) for query in "abc"), return_exceptions=True)
+    assert [isinstance(result, MalformedReplyError) for result in results] == [False, True, False]
 
 
 async def test_each_of_them_learns_why_there_is_no_answer(server: FailingServer) -> None:
-    server.orders = [RESET]
+    server.orders = [HANG]
     async with open_client(server, 0.3) as retriever:
         errors = await asyncio.gather(*(retriever.search([query]) for query in "ab"), return_exceptions=True)
     assert all(isinstance(error, UnavailableError) for error in errors)
-    assert all(request["queries"] == ["a", "b"] for request in server.requests)
+    assert len(server.requests) == 1
+
+
+async def test_filters_that_change_later_are_another_search(server: FailingServer) -> None:
+    filters = {"year": "1"}
+    async with open_client(server) as retriever:
+        search = asyncio.create_task(retriever.search(["a"], filters=filters))
+        await asyncio.sleep(0)
+        filters["year"] = "2"
+        await search
+    assert [request["filters"] for request in server.requests] == [{"year": "1"}]
+
+
+async def test_what_is_cancelled_before_it_is_sent_is_not_sent(server: FailingServer) -> None:
+    server.orders = [find_by_query]
+    async with open_client(server) as retriever:
+        first, second = (asyncio.create_task(retriever.search([query])) for query in "ab")
+        await asyncio.sleep(0)
+        first.cancel()
+        assert (await second).documents[0][0].id == "B"
+    assert [request["queries"] for request in server.requests] == [["b"]]
 
 
 async def test_a_request_goes_on_for_those_who_still_wait_and_ends_with_the_last(server: FailingServer) -> None:
@@ -315,6 +343,20 @@ async def test_a_closed_client_leaves_nobody_waiting(server: FailingServer) -> N
     await retriever.close()
     with pytest.raises(asyncio.CancelledError):
         await search
+
+
+@pytest.mark.parametrize("turns", range(1, 4))
+async def test_a_client_that_is_closed_before_its_request_begins_leaves_nobody_waiting(
+    server: FailingServer, turns: int
+) -> None:
+    server.orders = [HANG]
+    retriever = open_client(server)
+    search = asyncio.create_task(retriever.search(["a"]))
+    for _ in range(turns):  # of the event loop
+        await asyncio.sleep(0)
+    await retriever.close()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(search, 10)
 
 
 def try_circuit(circuit: Circuit, error: BaseException | None) -> bool:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import httpx
@@ -23,6 +24,7 @@ from forage_runtime.clients.circuit import Circuit
 from forage_runtime.clients.concurrency import Slots
 from forage_runtime.clients.lanes import Lanes
 from forage_runtime.clients.outgoing import bound_replies
+from forage_runtime.errors import UnavailableError
 from forage_runtime.security.tls import http_scheme, make_client_context
 from forage_runtime.security.token_file import HEADER, TokenFile, open_token_file
 from forage_runtime.settings import Settings, TlsSettings
@@ -176,6 +178,8 @@ class RetrieverClient:
 
     async def close(self) -> None:
         """End the searches in progress, and close the connections."""
+        for search in chain(*self._begun.values()):
+            search.found.cancel()
         for task in self._sending:
             task.cancel()
         await asyncio.gather(*self._sending, return_exceptions=True)
@@ -189,20 +193,23 @@ class RetrieverClient:
 
     def _begin(self, search: _Search, options: Mapping[str, Any]) -> None:
         """Send a search with those that begin before the event loop turns."""
-        key = json.dumps(options, sort_keys=True) if options else ""
+        key = json.dumps(options, sort_keys=True)  # as they are now: the caller may change its filters meanwhile
         begun = self._begun.setdefault(key, [])
         if not begun:
-            asyncio.get_running_loop().call_soon(self._merge, key, options)
+            asyncio.get_running_loop().call_soon(self._merge, key)
         begun.append(search)
 
-    def _merge(self, key: str, options: Mapping[str, Any]) -> None:
+    def _merge(self, key: str) -> None:
+        options = json.loads(key)
+        begun = [search for search in self._begun.pop(key) if not search.found.done()]
         # The retriever answers requests of long trajectories first: they are not held up by short ones.
-        begun = sorted(self._begun.pop(key), key=lambda one: one.context_tokens, reverse=True)
+        begun.sort(key=lambda one: one.context_tokens, reverse=True)
         for first in range(0, len(begun), MERGED):
             searches = begun[first : first + MERGED]
             task = asyncio.create_task(self._answer(searches, options))
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
+            task.add_done_callback(partial(_cancel, searches))
             for search in searches:
                 search.found.add_done_callback(partial(_cancel_unwanted, task, searches))
 
@@ -211,20 +218,17 @@ class RetrieverClient:
         try:
             queries, longest = [one.query for one in searches], max(one.context_tokens for one in searches)
             result = await self._send(queries, options, longest, {})
-        except (RefusedError, MalformedReplyError) as error:
-            if len(searches) > 1:  # one of them may be at fault
+        except UnavailableError as error:
+            _fail(searches, error)
+        except Exception as error:  # noqa: BLE001 - who waits raises it
+            if len(searches) > 1:  # one of them is at fault: it is refused, cannot be sent, or finds what is malformed
                 await asyncio.gather(*(self._answer([one], options) for one in searches))
             else:
                 _fail(searches, error)
-        except Exception as error:  # noqa: BLE001 - each of those who wait raises it
-            _fail(searches, error)
         else:
             for search, documents in zip(searches, result.documents, strict=True):
                 if not search.found.done():
                     search.found.set_result(SearchResult([documents], result.provenance, result.partial))
-        finally:
-            for search in searches:
-                search.found.cancel()  # without a result: the client is closed
 
     async def _send(
         self, queries: list[str], options: Mapping[str, Any], context_tokens: int, headers: dict[str, str]
@@ -266,6 +270,12 @@ def _fail(searches: Sequence[_Search], error: Exception) -> None:
     for search in searches:
         if not search.found.done():
             search.found.set_exception(error)
+
+
+def _cancel(searches: Sequence[_Search], _: object) -> None:
+    """Cancel searches without a result: the client is closed, perhaps before their request has begun."""
+    for search in searches:
+        search.found.cancel()
 
 
 def _cancel_unwanted(task: asyncio.Task[None], searches: Sequence[_Search], _: object) -> None:
