@@ -109,6 +109,9 @@ build_pages() {
 }
 
 mkdir -p .venvs
+# Two at once would remove each other's environments.
+exec 9> .venvs/.lock
+flock --nonblock 9 || { echo "setup: waiting for another 'make setup' in this folder …" >&2; flock 9; }
 stale=()
 for service in "${services[@]}"; do
   device=$(find_device "$service")

@@ -39,6 +39,7 @@ class Cluster:
         owner = {"meta.helm.sh/release-name": "forage", "meta.helm.sh/release-namespace": NAMESPACE}
         metadata = {"name": name, "namespace": NAMESPACE, "labels": labels, "annotations": owner}
         metadata["creationTimestamp"] = created
+        metadata |= fields.pop("metadata", {})
         item = {"apiVersion": version, "kind": kind, "metadata": metadata, **fields}
         self.pages[f"{folder}/{name}"] = item
         listed = self.pages.setdefault(folder, {"apiVersion": version, "kind": f"{kind}List", "items": []})
@@ -80,7 +81,7 @@ class _ApiServer(BaseHTTPRequestHandler):
         page = self.pages.get(self.path.partition("?")[0])
         missing = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
         body = json.dumps(page or missing).encode()
-        self.send_response(200 if page else 404)
+        self.send_response((page or missing).get("code", 200))
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -62,5 +62,5 @@ def load_run_settings(
     else:
         settings = load_recipe(config or find_home() / DEMO, [*ports, f"run.id={run}", *given])
     if program is not None:
-        check_running(settings, given, Program(program))
+        check_running(settings, given, Program(program), config is not None)
     return settings

@@ -40,6 +40,18 @@ class RunProcess:
         return f"process {self.pid} ({self.name})"
 
 
+def list_services(record: Path) -> set[str]:
+    """List the services that the supervisor of a run has started; empty without a record."""
+    try:
+        return {_name_service(service) for service in read_record(record)["services"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+
+
+def _name_service(recorded: Mapping[str, object]) -> str:
+    return str(recorded["token"]).rpartition("-")[0]
+
+
 def list_processes(record: Path) -> dict[str, list[RunProcess]]:
     """List the processes that live, by service, of a run whose supervisor runs or was killed; empty without a record.
 
@@ -47,7 +59,7 @@ def list_processes(record: Path) -> dict[str, list[RunProcess]]:
     """
     try:
         services = read_record(record)["services"]
-        tokens = {str(service["token"]): str(service["token"]).rpartition("-")[0] for service in services}
+        tokens = {str(service["token"]): _name_service(service) for service in services}
         mains = {process.pid for service in services if (process := find_process(service)) is not None}
     except (OSError, ValueError, KeyError, TypeError):
         return {}

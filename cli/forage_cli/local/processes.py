@@ -84,7 +84,7 @@ class _Running:
 
     def count_deaths(self, code: int, lived_s: float) -> str:
         """Count a death; how often the service died, if that is too often to start it again, else nothing."""
-        if code == RolledBackError.exit_code:  # the trainer counts its rollbacks itself
+        if self.service.job and code == RolledBackError.exit_code:  # the trainer counts its rollbacks itself
             return ""
         now = time.monotonic()
         self.quick_deaths = self.quick_deaths + 1 if lived_s < _HEALTHY_AFTER_S else 0

@@ -1,4 +1,4 @@
-"""The stacks that this user has started from this folder and that run now; what is asked for against what they use."""
+"""The stacks that this user has started and that run now; what is asked for against what they use."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import psutil
 from pydantic import BaseModel
 
 from forage_cli.local import serving
+from forage_cli.local.family import list_services
 from forage_cli.local.processes import find_supervisor
 from forage_cli.local.stack import RECORD, STACKS, Program, shift_ports
 from forage_runtime.errors import SettingsError, UserError
@@ -35,10 +36,20 @@ a machine's GPUs may change."""
 
 @dataclass(frozen=True)
 class RunningStack:
-    """A stack that `forage up`, `demo` or `train` runs. folder: of the run. settings: those of its services."""
+    """A stack that a command of this user runs.
+
+    folder: of the run. settings: those of its services. home: where their relative paths begin.
+    """
 
     folder: Path
     settings: Settings
+    home: Path
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its folder is in runs/, or it was started in the working directory."""
+        here = Path.cwd()
+        return self.folder.parent == (here / "runs").resolve() or self.home == here
 
     @property
     def file(self) -> Path:
@@ -51,16 +62,14 @@ def names_address(overrides: Sequence[str]) -> bool:
 
 
 def list_running() -> list[RunningStack]:
-    """List the stacks that run: those with a folder in runs/, and those that were started in the working directory."""
+    """List the stacks of this user that run on this machine."""
     found = []
     for folder in sorted(_list_folders()):
         supervisor = find_supervisor(folder / RECORD)
         with contextlib.suppress(psutil.Error, OSError, SettingsError):  # it ends, or is of another version
             if supervisor is None or supervisor.uids().real != os.getuid():
                 continue
-            here = Path.cwd()
-            if folder.parent == (here / "runs").resolve() or Path(supervisor.cwd()) == here:
-                found.append(RunningStack(folder, load_settings(folder / SETTINGS, (), {})))
+            found.append(RunningStack(folder, load_settings(folder / SETTINGS, (), {}), Path(supervisor.cwd())))
     return found
 
 
@@ -74,16 +83,27 @@ def _list_folders() -> set[Path]:
     return folders
 
 
-def find_running(base_port: int | None = None) -> RunningStack | None:
-    """Find the one stack that runs, or that with these ports; None: there is none.
+def find_running(base_port: int | None = None, option: str = "-c") -> RunningStack | None:
+    """Find the one stack with a rollout that runs here, or that with these ports; None: there is none.
+
+    A rescore has none: it starts a reward service beside whatever runs.
+
+    Args:
+        option: by which the command is told what is meant: -c FILE, or --run FOLDER.
 
     Raises:
         UserError: there are several; the message lists them.
     """
     wanted = dict(setting.split("=", 1) for setting in shift_ports(base_port)).get("rollout.grpc_address")
-    stacks = [stack for stack in list_running() if wanted in (None, stack.settings.rollout.grpc_address)]
+    stacks = [
+        stack for stack in list_running() if stack.is_here and wanted in (None, stack.settings.rollout.grpc_address)
+    ]
+    stacks = [stack for stack in stacks if Program.ROLLOUT in list_services(stack.folder / RECORD)]
     if len(stacks) > 1:
-        named = "\n".join(f"  {stack.settings.run.id}: -c {_shorten(stack.file)}" for stack in stacks)
+        files = [stack.file if option == "-c" else stack.folder for stack in stacks]
+        named = "\n".join(
+            f"  {stack.settings.run.id}: {option} {_shorten(file)}" for stack, file in zip(stacks, files, strict=True)
+        )
         raise UserError(f"{len(stacks)} runs have services here: say which one is meant\n{named}")
     return stacks[0] if stacks else None
 
@@ -93,7 +113,7 @@ def _shorten(file: Path) -> Path:
     return file.relative_to(here) if file.is_relative_to(here) else file
 
 
-def check_running(asked: Settings, overrides: Sequence[str], program: Program) -> None:
+def check_running(asked: Settings, overrides: Sequence[str], program: Program, has_file: bool) -> None:
     """Return if nobody listens where a command will call, or the services there use what is asked for.
 
     What services use that were not started here is unknown: a warning names the settings that are not sent to them.
@@ -101,6 +121,7 @@ def check_running(asked: Settings, overrides: Sequence[str], program: Program) -
     Args:
         overrides: settings of the command line.
         program: the service that the command calls.
+        has_file: `asked` is of a file that was given; else nobody asked for more than `overrides` and the environment.
 
     Raises:
         UserError: the services use something else; the message names the setting.
@@ -110,10 +131,11 @@ def check_running(asked: Settings, overrides: Sequence[str], program: Program) -
     section, name = _ADDRESSES[program]
     address = getattr(getattr(asked, section), name)
     stacks = [stack for stack in list_running() if getattr(getattr(stack.settings, section), name) == address]
+    stated = asked if has_file else load_settings(None, overrides)
     for stack in stacks:
-        for path in _list_answered(asked, program):
+        for path in _list_answered(stated, program):
             wanted, used, title = _read(asked, path), _read(stack.settings, path), ".".join(path)
-            if not _is_same(wanted, used):
+            if not _is_same(wanted, used, stack.home):
                 raise UserError(
                     f"the services of the run {stack.settings.run.id}, which run here, use {title}={_show(used)}, not "
                     f"{_show(wanted)}: leave it out, start other services with --base-port, or end these"
@@ -157,9 +179,10 @@ def _read(settings: Settings, path: tuple[str, ...]) -> Any:
     return value
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(one: Any, other: Any, home: Path) -> bool:
+    """home: where the other's path begins."""
     if isinstance(one, Path) and isinstance(other, Path):
-        return one.resolve() == other.resolve()
+        return one.resolve() == (home / other).resolve()
     return bool(one == other)
 
 

@@ -15,7 +15,9 @@ from forage_runtime.settings.loading import parse_yaml
 from forage_runtime.verl_keys import list_leaves
 
 _COMMENT_LINE = re.compile(r"[ \t]*#")
-_HERE_DOCUMENT = re.compile(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1(?!\S)")
+_COMMENT_AT_END = re.compile(r"[ \t]#[^'\"\n]*$", re.MULTILINE)
+_HERE_DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*(['\"]?)([A-Za-z_]\w*)\1(?![^\s;&|<>)])")
+"""Not a shift of bits, `$((1 << 20))`."""
 _FILE_OF_KEYS = re.compile(r"--config-(?:name|path|dir)\b")
 _TRAINING = re.compile(r"(?:[^\s=]*[./])?main(?!_generation|_eval)(?:_\w+)?(?:\.py)?")
 """The word that names a program which trains: verl.trainer.main_ppo, recipe/dapo/main_dapo.py."""
@@ -142,7 +144,7 @@ def _list_commands(lines: Iterable[tuple[int, str]]) -> Iterator[Command]:
             words = shlex.split(held, comments=True)
         except ValueError:  # the quotation ends on a later line
             continue
-        ends = [found[2] for found in _HERE_DOCUMENT.finditer(held)]
+        ends = [found[2] for found in _HERE_DOCUMENT.finditer(_COMMENT_AT_END.sub("", held))]
         body = [each for end in ends for each in _read_here_document(left, end)]
         held = ""
         if array or (words and _ARRAY.match(words[0])):

@@ -111,6 +111,7 @@ def test_a_users_error_stops_the_supervisor_with_the_services_message(tmp_path: 
     ("code", "reason"),
     [
         ("raise SystemExit(7)", r"^exit code 7, last line: none: the worker died 5 times in a row; see .*worker\.log$"),
+        ("raise SystemExit(3)", r"^exit code 3, last line: none: the worker died 5 times in a row"),  # no trainer
         ("raise ValueError('3 heads')", r"^exit code 1, last line: ValueError: 3 heads: the worker died 5 times in a"),
         ("import os; os.kill(os.getpid(), 11)", r"^killed by SIGSEGV: the worker died 5 times in a row"),
     ],
@@ -138,7 +139,7 @@ def test_a_service_that_does_not_fail_is_started_again_however_often(
     tmp_path: Path, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     monkeypatch.setattr(processes, "_HEALTHY_AFTER_S", 0.0)
-    supervisor.start(build_service(tmp_path, f"import os, sys; {end}"))
+    supervisor.start(build_service(tmp_path, f"import os, sys; {end}", job=True))
     wait_until(supervisor, lambda: supervisor.restarts["worker"] > processes._FAILURES)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import tools
 from check_structure import REPOSITORY
+from limits import WAIT_S
 from packaging.requirements import Requirement
 
 ON_GPUS = ("retriever", "rollout", "trainer")
@@ -128,15 +130,21 @@ class Checkout:
     def run(self, *arguments: str, **environment: str) -> tuple[int, str, str]:
         """Exit status, errors, and the calls of the installer."""
         self.log.write_text("")
-        variables = os.environ | {
+        ended = subprocess.run(
+            [self.root / "scripts/setup.sh", *arguments],
+            env=self.variables | environment,
+            capture_output=True,
+            text=True,
+        )
+        return ended.returncode, ended.stderr, self.log.read_text()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return os.environ | {
             "LOG": str(self.log),
             "PIP_FIND_LINKS": str(self.root / "wheels"),
             "PATH": f"{self.root / 'bin'}:{os.environ['PATH']}",
         }
-        ended = subprocess.run(
-            [self.root / "scripts/setup.sh", *arguments], env=variables | environment, capture_output=True, text=True
-        )
-        return ended.returncode, ended.stderr, self.log.read_text()
 
     @property
     def lock(self) -> dict[str, str]:
@@ -164,6 +172,22 @@ def checkout(tmp_path: Path) -> Checkout:
 def test_wrong_arguments_install_nothing(checkout: Checkout, arguments: list[str], message: str) -> None:
     status, errors, calls = checkout.run(*arguments)
     assert (status, errors.strip(), calls) == (2, message, "")
+
+
+def test_two_at_once_install_one_after_the_other(checkout: Checkout) -> None:
+    with (checkout.root / ".venvs/.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        running = subprocess.Popen(
+            [checkout.root / "scripts/setup.sh", "reward"],
+            env=checkout.variables,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert running.stderr is not None
+        assert "waiting for another 'make setup' in this folder" in running.stderr.readline()
+        assert not (checkout.root / ".venvs/reward").exists()
+    assert "installing the reward environment" in running.communicate(timeout=WAIT_S)[1]
+    assert running.returncode == 0
 
 
 def test_an_environment_stays_on_its_device_until_another_is_named(checkout: Checkout) -> None:

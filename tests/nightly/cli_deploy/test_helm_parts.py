@@ -86,17 +86,19 @@ class _SlowStore(BaseHTTPRequestHandler):
     """A store with one file. It does not answer who first asks for what follows the first part."""
 
     content = bytes(range(256)) * (2**18 + 5)
+    version = '"1"'
+    sends_parts = True
     firsts: list[int]
 
     def do_HEAD(self) -> None:  # the name is http.server's
         self._answer(200, 0, len(self.content))
 
     def do_GET(self) -> None:
-        asked = self.headers.get("Range", "bytes=0-")
+        asked = self.headers.get("Range", "bytes=0-") if self.sends_parts else "bytes=0-"
         first, _, last = asked.removeprefix("bytes=").partition("-")
         self.firsts.append(int(first))
         part = self.content[int(first) : int(last) + 1 if last else None]
-        self._answer(206, int(first), len(part))
+        self._answer(206 if self.sends_parts else 200, int(first), len(part))
         if int(first) and not self.server.asked.is_set():
             self.server.asked.set()
             self.server.end.wait(600)
@@ -106,8 +108,9 @@ class _SlowStore(BaseHTTPRequestHandler):
 
     def _answer(self, status: int, first: int, length: int) -> None:
         self.send_response(status)
-        self.send_header("Accept-Ranges", "bytes")
         self.send_header("Content-Length", str(length))
+        if self.version:
+            self.send_header("ETag", self.version)
         if status == 206:
             self.send_header("Content-Range", f"bytes {first}-{first + length - 1}/{len(self.content)}")
         self.end_headers()
@@ -127,10 +130,12 @@ def slow_store() -> Iterator[ThreadingHTTPServer]:
         server.shutdown()
 
 
-def test_a_fetch_that_is_stopped_leaves_no_copy_and_the_next_one_goes_on(
-    slow_store: ThreadingHTTPServer, tmp_path: Path
+@pytest.mark.parametrize(("before", "after", "goes_on"), [('"1"', '"1"', True), ('"1"', '"2"', False), ("", "", False)])
+def test_a_fetch_that_is_stopped_leaves_no_copy_and_the_next_one_goes_on_with_the_same_file(
+    slow_store: ThreadingHTTPServer, tmp_path: Path, before: str, after: str, goes_on: bool
 ) -> None:
     handler = slow_store.RequestHandlerClass
+    handler.version = before
     python = str(REPOSITORY / ".venvs/retriever/bin/python")
     url = f"http://127.0.0.1:{slow_store.server_port}/vectors.bin"
     command = [python, str(FETCH), str(tmp_path), f"vectors.bin={url}"]
@@ -142,11 +147,25 @@ def test_a_fetch_that_is_stopped_leaves_no_copy_and_the_next_one_goes_on(
     there = (tmp_path / ".vectors.bin.part/new").stat().st_size
     assert there > 0
     handler.firsts.clear()
+    handler.version = after
+    if not goes_on:
+        handler.content = handler.content[::-1]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "vectors.bin").read_bytes() == handler.content
-    assert min(first for first in handler.firsts if first) == there
+    assert not goes_on or min(first for first in handler.firsts if first) == there
     assert {path.name for path in tmp_path.iterdir()} == {"vectors.bin", ".vectors.bin.url", ".vectors.bin.lock"}
+
+
+def test_a_server_that_sends_whole_files_only_is_read_too(
+    fetch: Callable[..., subprocess.CompletedProcess[str]], slow_store: ThreadingHTTPServer, tmp_path: Path
+) -> None:
+    """As `python -m http.server` does, whatever part is asked for."""
+    handler = slow_store.RequestHandlerClass
+    handler.sends_parts = False
+    ended = fetch(f"vectors.bin=http://127.0.0.1:{slow_store.server_port}/vectors.bin")
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "data/vectors.bin").read_bytes() == handler.content
 
 
 def test_a_fetch_goes_on_within_a_folder_only_if_its_files_are_the_same(

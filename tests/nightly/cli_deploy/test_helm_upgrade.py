@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from deployment_tools import HELMS
-from helm_chart import MATRIX, find_object, list_pods, parse_objects, render, render_values
+from helm_chart import MATRIX, find_object, list_pods, parse_objects, render, render_values, run_template
 from helm_cluster import Cluster, cluster
 
 __all__ = ["cluster"]
@@ -80,6 +80,29 @@ def test_a_trainer_that_a_failed_upgrade_left_is_named(kind: str, values: Mappin
     assert ended.returncode != 0
     assert f"kubectl -n training delete {kind.lower()}/forage-trainer-00000000, and" in ended.stderr
     assert "helm -n training rollback forage" in ended.stderr
+
+
+def test_a_trainer_that_helm_has_deleted_is_none_that_an_upgrade_left(cluster: Cluster) -> None:
+    """KubeRay's finalizer keeps a RayJob until its cluster has ended, and the installed one is newer then."""
+    deleted = {"deletionTimestamp": "2026-01-02T00:00:00Z"}
+    cluster.add("RayJob", "forage-trainer-ffffffff", "trainer", "2026-01-01T00:00:00Z", metadata=deleted)
+    cluster.add("RayJob", "forage-trainer-00000000", "trainer", "2026-01-02T00:00:00Z")
+    ended = cluster.render(MATRIX["trainer on Ray"])
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_who_may_not_list_ray_jobs_can_upgrade_a_job(cluster: Cluster) -> None:
+    folder = "/apis/ray.io/v1/namespaces/training/rayjobs"
+    cluster.pages[folder] = {"kind": "Status", "status": "Failure", "reason": "Forbidden", "code": 403}
+    assert cluster.render({}).returncode == 0
+    assert cluster.render(MATRIX["trainer on Ray"]).returncode != 0
+
+
+@pytest.mark.parametrize("version", HELMS)
+def test_values_of_an_older_chart_are_told_from_a_defect(version: str) -> None:
+    ended = run_template({"networkPolicy": {"dns": None}}, version)
+    assert ended.returncode != 0
+    assert "use --reset-then-reuse-values instead" in ended.stderr
 
 
 def test_a_failed_upgrade_can_be_tried_again_with_the_same_values(cluster: Cluster) -> None:

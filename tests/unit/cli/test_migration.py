@@ -133,6 +133,19 @@ sbatch <<-END
     ]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "MOST=$((1 << 20 ))",
+        "cat <<EOF>tools.yaml\ndata.train_batch_size=1\nEOF",
+        "echo train  # as cat << EOF",
+    ],
+)
+def test_here_documents_are_told_from_shifts_and_comments(translated: Translate, line: str) -> None:
+    command = "python3 -m verl.trainer.main_ppo data.train_batch_size=96"
+    assert translated("run.sh", f"{line}\n{command}\n")[0].data.train_batch_size == 96
+
+
 def test_references_of_a_yaml_file_are_resolved_where_it_says_what_they_are(translated: Translate) -> None:
     ours, text = translated("ppo.yaml", YAML)
     assert (ours.trainer.algorithm.adv_estimator, ours.trainer.actor.ppo_mini_batch_size) == ("gae", 64)

@@ -34,13 +34,17 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "_list_folders", lambda: {file.parent for file in tmp_path.rglob(RECORD)})
 
 
-def write_run(name: str, *settings: str, runs: bool = False, runs_folder: str = "runs") -> Path:
+def write_run(
+    name: str, *settings: str, runs: bool = False, runs_folder: str = "runs", service: str = "rollout"
+) -> Path:
     """A run whose supervisor is this process, or one that has ended."""
     folder = Path(runs_folder, name).resolve()
     folder.mkdir(parents=True)
     (folder / "settings.yaml").write_text(load_recipe(None, [f"run.id={name}", *settings]).to_yaml())
     started = psutil.Process().create_time() if runs else 1.0
-    (folder / RECORD).write_text(json.dumps({"supervisor": {"pid": os.getpid(), "started": started}, "services": []}))
+    supervisor = {"pid": os.getpid(), "started": started}
+    services = [{"token": f"{service}-0123", "pid": 1, "started": 1.0}]
+    (folder / RECORD).write_text(json.dumps({"supervisor": supervisor, "services": services}))
     return folder / "settings.yaml"
 
 
@@ -77,6 +81,50 @@ def test_several_are_listed_and_ports_or_a_file_tell_which_is_meant(find: Callab
     assert find(None, 13000) == find(first, None)
     assert find(None, 14000) == find(second, None)
     assert find_settings(None, 15000) is None
+
+
+def test_a_reward_service_of_a_rescore_is_no_stack_that_others_use(run_forage: RunForage) -> None:
+    write_run("replay", "rollout.max_turns=7", runs=True, service="reward")
+    assert find_settings(None, None) is None
+    assert load_run_settings(None, [], None, "ask").rollout.max_turns != 7
+    served = write_run("local", runs=True)
+    assert find_settings(None, None) == served
+    write_run("other", runs=True)
+    assert "  local: --run runs/local\n" in run_forage("logs").stderr
+
+
+def test_services_of_another_folder_are_compared_with_a_file_that_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "is_running", lambda *_: True)
+    there = write_run("far", "rollout.max_turns=3", "data.corpus=corpus.jsonl", runs=True, runs_folder="../elsewhere")
+    monkeypatch.setattr(psutil.Process, "cwd", lambda _: str(there.parents[1]))
+    assert load_run_settings(None, [], None, "ask").run.id == "ask", "nobody asked for the demo's settings"
+    Path("mine.yaml").write_text("rollout: {max_turns: 4}\n")
+    with pytest.raises(UserError, match=r"the services of the run far, .* use rollout.max_turns=3, not 4"):
+        load_run_settings(Path("mine.yaml"), [], None, "ask")
+    Path("mine.yaml").write_text("data: {corpus: ../elsewhere/corpus.jsonl}\n")
+    load_run_settings(Path("mine.yaml"), [], None, "ask")
+    Path("mine.yaml").write_text("data: {corpus: corpus.jsonl}\n")
+    with pytest.raises(UserError, match=r"use data.corpus=corpus.jsonl"):
+        load_run_settings(Path("mine.yaml"), [], None, "ask")
+
+
+def test_a_stack_that_was_started_elsewhere_is_used_by_its_own_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "is_running", lambda *_: True)
+    write_run("local", "data.corpus=corpus.jsonl", runs=True)
+    monkeypatch.setattr(psutil.Process, "cwd", lambda _: "/elsewhere")
+    assert load_run_settings(None, [], None, "ask").data.corpus == Path("corpus.jsonl")
+
+
+def test_whoever_says_where_services_run_has_not_asked_for_the_demos_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "is_running", lambda *_: True)
+    address = "rollout.grpc_address=127.0.0.1:13030"
+    write_run("local", address, "rollout.max_turns=5", runs=True)
+    load_run_settings(None, [address], None, "ask")
+    with pytest.raises(UserError, match=r"use rollout.max_turns=5, not 2"):
+        load_run_settings(None, [address, "rollout.max_turns=2"], None, "ask")
+    monkeypatch.setenv("FORAGE__ROLLOUT__MAX_TURNS", "1")
+    with pytest.raises(UserError, match=r"use rollout.max_turns=5, not 1"):
+        load_run_settings(None, [address], None, "ask")
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,9 @@ def test_malformed_rows_are_named_by_line_and_end_with_exit_code_1(command: Comm
         (["score", "dump.jsonl", "-o", "nowhere/x"], "nowhere/x.part cannot be written"),
         (["score", "rows.parquet"], "use `forage reward score`"),
         (["score", "dump.jsonl", "-c", "none.yaml"], "none.yaml cannot be read"),
+        (["score", "dump.jsonl", "-r", "em", "-o", "./dump.jsonl"], "is the file that is scored"),
         (["explain", "-"], "a raw text needs accepted answers"),
+        (["explain", "-", "--line", "2"], "it has 1 row: --line 2 is none of them"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(
@@ -151,3 +153,4 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     assert sentence in line
     assert "Traceback" not in ended.stderr
     assert list(dump.parent.iterdir()) == [dump], "no partial output"
+    assert len(read_records(dump)) == len(ROWS)

@@ -74,7 +74,7 @@ def logs(
     known = list_services()
     if service and service not in known:
         raise UserError(f"there is no service '{service}': give one of {', '.join(known)}")
-    stack = None if run or runs else find_running()
+    stack = None if run or runs else find_running(option="--run")
     folder = stack.folder if stack else find_run_with_logs(find_runs_folder(runs), run)
     names = [service] if service else known
     if not follow and not any(log_of(folder, name).is_file() for name in names):

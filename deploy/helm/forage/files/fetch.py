@@ -2,9 +2,9 @@
 
 URL is a folder, a file or a tar archive (.tar, .tar.gz, .tgz) at any address that fsspec reads; that of a folder behind
 http(s) ends in "/". PATH is never partial: the copy goes to a staging folder beside it and is renamed. Who is stopped
-leaves that to the next one, which goes on where the copy ended, but begins an archive again. The URL is stored next to
-PATH, so that only a changed URL is copied again; a PATH that this program did not create is not touched. Pods of one
-volume take turns.
+leaves that to the next one, which goes on where the copy ended, but begins again an archive and what may have changed.
+The URL is stored next to PATH, so that only a changed URL is copied again; a PATH that this program did not create is
+not touched. Pods of one volume take turns.
 """
 
 from __future__ import annotations
@@ -67,12 +67,20 @@ def _copy(url: str, staging: Path, new: Path) -> None:
     else:
         files = {".": root}
     sizes = {name: system.size(file) for name, file in files.items()}
-    states = [(name, sizes[name], str(system.ukey(file))) for name, file in files.items()]
-    _prepare(staging, json.dumps([url, states]))
+    states = [(name, sizes[name], _find_version(system, file)) for name, file in files.items()]
+    _prepare(staging, json.dumps([url, states]) if all(version for *_, version in states) else "")
     for name, file in files.items():
         copy = new / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         _copy_file(system, file, copy, sizes[name])
+
+
+def _find_version(system: AbstractFileSystem, file: str) -> str:
+    """What changes with the content of a file; empty where a server does not say."""
+    if "http" not in system.protocol:
+        return str(system.ukey(file))
+    info = system.info(file)  # fsspec's own key of such a file is its address
+    return " ".join(str(info[name]) for name in ("ETag", "Content-MD5", "Digest", "Last-Modified") if name in info)
 
 
 def _prepare(staging: Path, state: str) -> None:
@@ -86,14 +94,20 @@ def _prepare(staging: Path, state: str) -> None:
 
 def _copy_file(system: AbstractFileSystem, file: str, copy: Path, size: int | None) -> None:
     """Copy what `copy` lacks of a file, whose size None is unknown."""
-    there = copy.stat().st_size if copy.exists() and size is not None else 0
+    if size is None:
+        system.get_file(file, str(copy))
+        return
+    there = copy.stat().st_size if copy.exists() else 0
     if copy.exists() and there == size:
         return
-    with copy.open("ab" if there else "wb") as target, system.open(file, "rb", block_size=BLOCK_BYTES) as stream:
-        if there:
-            stream.seek(there)
-        shutil.copyfileobj(stream, target, BLOCK_BYTES)
-    if size is not None and copy.stat().st_size != size:
+    try:
+        with copy.open("ab" if there else "wb") as target, system.open(file, "rb", block_size=BLOCK_BYTES) as stream:
+            if there:
+                stream.seek(there)
+            shutil.copyfileobj(stream, target, BLOCK_BYTES)
+    except ValueError:  # so fsspec says that a server sends whole files only
+        system.get_file(file, str(copy))
+    if copy.stat().st_size != size:
         raise OSError(f"{file} has {size} bytes, and {copy.stat().st_size} arrived")
 
 

@@ -28,6 +28,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{/* name, namespace and labels of an object: (dict "root" $ "component" "redis" "suffix" "auth"); with … "workload" true
      the labels of the values, too */}}
 {{- define "forage.metadata" -}}
+{{- include "forage.validate.age" .root -}}
 name: {{ include "forage.part" . }}{{ with .suffix }}-{{ . }}{{ end }}
 namespace: {{ .root.Release.Namespace }}
 labels:

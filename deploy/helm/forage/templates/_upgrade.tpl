@@ -49,6 +49,13 @@ is applied. Where no cluster is asked (helm template, Argo CD), `lookup` finds n
 {{- end }}
 {{- end }}
 
+{{/* Every object calls this first: values of an older chart would end in an error of a template. */}}
+{{- define "forage.validate.age" -}}
+{{- if not .Values.networkPolicy.dns }}
+{{- fail "networkPolicy.dns is missing: helm upgrade --reuse-values keeps the values of an older chart, without what this one has added: use --reset-then-reuse-values instead" }}
+{{- end }}
+{{- end }}
+
 {{/* "true" if an object of the cluster belongs to a component of this release: (dict "root" $ "component" … "item" …) */}}
 {{- define "forage.isOurs" -}}
 {{- $labels := default dict .item.metadata.labels -}}
@@ -63,15 +70,16 @@ storageClassName: {{ . }}
 {{- end }}
 {{- end }}
 
-{{/* Jobs and RayJobs of the trainer besides the oldest, which is the installed one, and besides the one of these values:
-     " job/forage-trainer-1234abcd …" */}}
+{{/* Jobs and RayJobs of the trainer besides the oldest, which is the installed one, besides the one of these values, and
+     besides those that Helm has deleted, which KubeRay keeps until their cluster has ended: " job/forage-trainer-1234abcd …" */}}
 {{- define "forage.trainer.left" -}}
 {{- $found := list -}}
 {{- $kinds := dict "Job" "batch/v1" -}}
-{{- if .Capabilities.APIVersions.Has "ray.io/v1/RayJob" }}{{ $_ := set $kinds "RayJob" "ray.io/v1" }}{{ end -}}
+{{- /* Who installs a Job may lack the right to list RayJobs, and then the lookup would fail. */}}
+{{- if and (eq .Values.trainer.mode "rayjob") (.Capabilities.APIVersions.Has "ray.io/v1/RayJob") }}{{ $_ := set $kinds "RayJob" "ray.io/v1" }}{{ end -}}
 {{- range $kind, $version := $kinds }}
 {{- range (lookup $version $kind $.Release.Namespace "").items }}
-{{- if include "forage.isOurs" (dict "root" $ "component" "trainer" "item" .) }}
+{{- if and (include "forage.isOurs" (dict "root" $ "component" "trainer" "item" .)) (not .metadata.deletionTimestamp) }}
 {{- $found = append $found (printf "%s %s/%s" .metadata.creationTimestamp (lower $kind) .metadata.name) }}
 {{- end }}
 {{- end }}

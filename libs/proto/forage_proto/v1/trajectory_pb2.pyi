@@ -674,6 +674,7 @@ class Trajectory(_message.Message):
     """a length limit cut tokens off"""
     valid_actions: _builtins.int
     valid_searches: _builtins.int
+    """also those that were not executed"""
     status: Global___Status.ValueType
     """OK, or why this trajectory is excluded from loss and baseline"""
     status_detail: _builtins.str

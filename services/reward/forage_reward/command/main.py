@@ -106,6 +106,8 @@ def score(
     """
     # Not .jsonl: each of these in the folder validation of a run is a validation.
     out = output or (Path("scores.jsonl") if file == "-" else Path(file).with_suffix(".scores"))
+    if file != "-" and out.resolve() == Path(file).resolve():
+        raise DataError(f"{out} is the file that is scored: name another one with --output")
     partial = out.with_name(out.name + ".part")
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with (
@@ -187,9 +189,9 @@ def _choose_row(text: str, line: int) -> str:
     """Choose a row of a file of several; a text that is one row, or none, stays whole."""
     rows = [row for row in text.split("\n") if row.strip()]
     if len(rows) < 2 or not all(row.lstrip().startswith("{") for row in rows[:2]):
-        return text
+        rows = [text]
     if line > len(rows):
-        raise DataError(f"it has {len(rows)} rows: --line {line} is none of them")
+        raise DataError(f"it has {len(rows)} row{'s' * (len(rows) > 1)}: --line {line} is none of them")
     return rows[line - 1]
 
 
