@@ -346,6 +346,31 @@ async def test_hostile_sessions_are_refused_and_the_others_go_on(service: Servic
     assert [(t.status, t.score.total, len(t.turns)) for t in trajectories] == [(Status.STATUS_OK, 1.0, 1)] * 40
 
 
+async def test_a_group_that_fails_closes_all_its_sessions_and_their_workers_learn_it(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.engine.gate.clear()
+    running = asyncio.create_task(service.backend.run_group(build_question(samples=3)))
+    failing, asking = await service.take(), await service.take()
+    body = {"messages": [{"role": "user", "content": "Who?"}]}
+    asked = asyncio.create_task(service.post(asking, "chat/completions", body))
+    await wait_until_async(lambda: len(service.engine.asked) == 1)
+
+    async def fail(request: GenerationRequest) -> Generation:
+        raise RuntimeError("the engine is gone")
+
+    monkeypatch.setattr(service.engine, "generate", fail)
+    assert (await service.post(failing, "chat/completions", body)).status_code == 503
+    with pytest.raises(ExceptionGroup) as failed:
+        await running
+    assert [str(error) for error in failed.value.exceptions] == ["the engine is gone"]
+    assert (await asked).status_code == 410
+    assert service.engine.cancelled == 1
+    for taken in (failing, asking):
+        assert [(await service.post(taken, verb, {})).status_code for verb in ("keep", "end")] == [410, 410]
+    assert (await service.http.post("/v1/sessions/next", json={})).status_code == 204, "nobody gets the third"
+
+
 async def test_a_worker_that_falls_silent_is_replaced_and_its_tokens_are_counted(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
