@@ -14,7 +14,7 @@ from forage_proto.v1.trajectory_pb2 import ActionKind, Document, Prompt, Role, T
 from forage_rollout.environments.environment import Action, Episode, Observation
 from forage_rollout.environments.search import Search
 from forage_rollout.loop.generation import Generation, RenderedPrompt
-from forage_rollout.loop.tokens import FileTokenizer, escape_message
+from forage_rollout.loop.tokens import LONGEST_KEPT, FileTokenizer, encode_observation, escape_message
 from forage_rollout.loop.trajectory_builder import Limits, TrajectoryBuilder
 from forage_runtime.settings import RolloutSettings
 from forage_runtime.text.observation import escape_tags, find_reserved_tags, format_passages
@@ -219,3 +219,16 @@ def test_what_the_policy_writes_as_an_observation_stays_its_own(codec: FileToken
     assert [find_blocks(span.text, Tag.INFORMATION) for span in env] == [["Doc 1(Title: Oslo)"]]
     first = done.spans[3].begin - done.prompt_length
     assert all(done.loss_mask[first:]), "what it sampled is trained on"
+
+
+@pytest.mark.parametrize(("length", "times"), [(LONGEST_KEPT, 1), (LONGEST_KEPT + 1, 2)])
+def test_observations_of_any_length_are_encoded_and_only_short_ones_kept(
+    codec: FileTokenizer, length: int, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand of megabytes would fill the memory of the agent's process."""
+    calls: list[str] = []
+    encode = codec.encode
+    monkeypatch.setattr(codec, "encode", lambda text: calls.append(text) or encode(text))
+    found = [encode_observation(codec, "<information>", "x" * length, "</information>", ()) for _ in range(2)]
+    assert found[0] == found[1] == (calls[0], encode(calls[0]))
+    assert len(calls) == times

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import json
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -277,7 +278,13 @@ def test_calls_that_were_not_sampled_here_are_rendered_by_the_template() -> None
 
 
 @pytest.mark.parametrize(
-    "sampled", ["<tool_call>search me</tool_call>", '<tool_call>["search"]</tool_call>', "no call"]
+    "sampled",
+    [
+        "<tool_call>search me</tool_call>",
+        '<tool_call>["search"]</tool_call>',
+        '<tool_call>{"name": "search", "arguments": ["q"]}</tool_call>',
+        "no call",
+    ],
 )
 def test_what_is_no_call_is_text(sampled: str) -> None:
     async def test() -> None:
@@ -311,6 +318,37 @@ def test_what_is_too_much_is_refused_and_costs_no_generation() -> None:
         with pytest.raises(SessionError, match="the session has had 2 requests"):
             await say(session, [("user", "Who?")])
         assert not bench.sampled
+
+    run(test)
+
+
+@pytest.mark.parametrize("field", ["role", "name", "tool_call_id"])
+def test_whatever_of_a_message_is_too_long_is_refused_before_it_is_encoded(field: str) -> None:
+    async def test() -> None:
+        bench = Bench(limits=Limits(64, 40, 8, 100))
+        message = {"role": "user", "content": "Who?"} | {field: "x" * 10**7}
+        with pytest.raises(SessionError, match="the messages make more tokens"):
+            await bench.open().chat(ChatRequest([message]))
+
+    run(test)
+
+
+def test_requests_at_once_have_contexts_of_their_own() -> None:
+    """Else the span of one would be the parent of another's."""
+
+    async def test() -> None:
+        bench, own, read = Bench(), contextvars.ContextVar("own", default=0), []
+        session = bench.open()
+
+        async def generate(context: list[int], length: int, stop: tuple[str, ...], number: int) -> Generation:
+            own.set(number)
+            await asyncio.sleep(0)
+            read.append((number, own.get()))
+            return await bench.generate(context, length, stop, number)
+
+        session._generate = generate
+        await asyncio.gather(*(say(session, [("user", "Who?")]) for _ in range(3)))
+        assert read == [(1, 1), (2, 2), (3, 3)]
 
     run(test)
 
@@ -473,7 +511,8 @@ def test_what_openai_clients_send_is_read() -> None:
         "n": 1,
         "temperature": 0.2,
         "tools": None,
-        "max_completion_tokens": 5,
+        "max_completion_tokens": None,
+        "max_tokens": 5,
         "stop": "x",
         "stream": True,
         "stream_options": {"include_usage": True},

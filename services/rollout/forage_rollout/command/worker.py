@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from forage_rollout.sessions.requests import LARGEST_REWARD, cut_error
 from forage_runtime.clients.outgoing import bound_replies
 from forage_runtime.errors import SettingsError, UnavailableError
 from forage_runtime.security.token_file import HEADER, TokenFile
@@ -156,11 +157,14 @@ class Worker:
         """Run the agent; returns what ends the session."""
         try:
             reward = await self._run(task, client)
-        except (Exception, SystemExit) as error:  # the user's code may raise anything
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # the user's code may raise anything
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
             log.exception("agent_failed", task=task.id)
-            return {"error": f"{type(error).__name__}: {error}"}
-        if reward is not None and not isinstance(reward, int | float):
-            return {"error": f"the agent returned {reward!r:.200}: expected a number or None"}
+            return {"error": cut_error(f"{type(error).__name__}: {error}")}
+        if reward is not None and not (isinstance(reward, int | float) and abs(reward) <= LARGEST_REWARD):  # NaN, too
+            expected = f"a number of at most {LARGEST_REWARD:g}, or None"
+            return {"error": cut_error(f"the agent returned {reward!r:.200}: expected {expected}")}
         return {"reward": None if reward is None else float(reward)}
 
     async def _keep(self, client: Client) -> None:
@@ -195,3 +199,9 @@ class Worker:
             raise SessionOverError
         if not reply.is_success:
             raise UnavailableError(f"{self._url} answered {reply.status_code}: {reply.text[:300]}")
+
+
+def _is_cancelled() -> bool:
+    """Whether this task itself is to end, and not something that it awaits."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -22,6 +22,8 @@ from forage_runtime.text.observation import escape_controls, escape_tags, find_r
 
 OBSERVATIONS = 1024
 """The last ones are kept with their token ids: samples of a group search for the same, and find the same passages."""
+LONGEST_KEPT = 2**14
+"""Characters of the longest one that is kept: together they take about 200 MB where characters have 4 bytes."""
 
 
 class FileTokenizer:
@@ -91,11 +93,11 @@ def encode_observation(
         body: what the environment returned, of any content.
         tags: reserved names besides `RESERVED_TAGS`.
     """
-    text, ids = _encode_observation(codec, opening, body, closing, tuple(tags))
+    encode = _encode_or_recall if len(body) <= LONGEST_KEPT else _encode_observation
+    text, ids = encode(codec, opening, body, closing, tuple(tags))
     return text, ids.tolist()
 
 
-@lru_cache(OBSERVATIONS)
 def _encode_observation(
     codec: FileTokenizer, opening: str, body: str, closing: str, tags: tuple[str, ...]
 ) -> tuple[str, array[int]]:
@@ -109,6 +111,9 @@ def _encode_observation(
     # A word is a control token in this vocabulary, in a form that no escaping finds.
     ids = [token for token in codec.encode(inside) if token not in codec.special_ids]
     return text, array("I", [*codec.encode(opening), *ids, *codec.encode(closing)])
+
+
+_encode_or_recall = lru_cache(OBSERVATIONS)(_encode_observation)
 
 
 def escape_message(codec: FileTokenizer, text: str) -> str:

@@ -14,8 +14,9 @@ from forage_runtime.errors import ForageError
 MOST_MESSAGES = 4096
 _MOST_STOPS = 4
 _LONGEST_STOP = 64
-_LARGEST_REWARD = 1e6
+LARGEST_REWARD = 1e6
 _LONGEST_ERROR = 2000
+_LENGTHS = ("max_completion_tokens", "max_tokens")
 _TOOL = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _JSON = "application/json"
 _EVENTS = "text/event-stream"
@@ -102,7 +103,7 @@ def read_chat(body: bytes) -> ChatRequest:
     messages = given.get("messages")
     if not isinstance(messages, list) or not 1 <= len(messages) <= MOST_MESSAGES:
         raise SessionError(400, f"messages: expected a list of 1 to {MOST_MESSAGES}", "messages")
-    most = given.get("max_completion_tokens", given.get("max_tokens"))
+    most = next((given[name] for name in _LENGTHS if given.get(name) is not None), None)
     if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
         raise SessionError(400, f"max_tokens is {_show(most)}: expected at least 1", "max_tokens")
     options = given.get("stream_options")
@@ -127,12 +128,17 @@ def read_ending(body: bytes) -> Ending:
     reward, error = given.get("reward"), given.get("error") or ""
     if reward is not None and (not isinstance(reward, int | float) or isinstance(reward, bool)):
         raise SessionError(400, f"reward is {_show(reward)}: expected a number or null", "reward")
-    if reward is not None and not abs(reward) <= _LARGEST_REWARD:  # NaN, too
-        expected = f"{-_LARGEST_REWARD:g} to {_LARGEST_REWARD:g}"
+    if reward is not None and not abs(reward) <= LARGEST_REWARD:  # NaN, too
+        expected = f"{-LARGEST_REWARD:g} to {LARGEST_REWARD:g}"
         raise SessionError(400, f"reward is {_show(reward)}: expected {expected}", "reward")
     if not isinstance(error, str):
         raise SessionError(400, f"error is {_show(error)}: expected a text", "error")
-    return Ending(None if reward is None else float(reward), _keep_characters(error)[:_LONGEST_ERROR])
+    return Ending(None if reward is None else float(reward), cut_error(error))
+
+
+def cut_error(error: str) -> str:
+    """What is sent, and kept, of the text of an error."""
+    return _keep_characters(error[:_LONGEST_ERROR])
 
 
 def write_chat(request: ChatRequest, reply: Reply) -> HttpReply:

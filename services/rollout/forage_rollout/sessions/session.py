@@ -149,7 +149,7 @@ class Session:
         if self._begun >= self._most_requests:
             raise SessionError(400, f"the session has had {self._begun} requests, params.max_requests: end it")
         self._begun += 1
-        task = asyncio.create_task(self._answer(request, self._begun), context=self._context)
+        task = asyncio.create_task(self._answer(request, self._begun), context=self._context.copy())
         self._running.add(task)
         task.add_done_callback(self._forget)
         try:
@@ -171,7 +171,7 @@ class Session:
         """
         codec, limit = self._builder.codec, self._builder.limits.max_context_length
         messages = [self._restore(message) for message in request.messages]
-        size = sum(len(message["content"]) + len(str(message.get("tool_calls", ""))) for message in messages)
+        size = sum(len(str(value)) for message in messages for value in message.values())
         # No more characters can fit, and encoding megabytes takes seconds.
         if size + len(str(request.tools)) > limit * codec.max_token_chars:
             raise _too_long("more", limit)

@@ -26,7 +26,10 @@ def split_calls(text: str) -> tuple[str, list[dict[str, Any]]]:
             return text, []
         if not isinstance(call, dict) or not isinstance(call.get("name"), str):
             return text, []
-        function = {"name": call["name"], "arguments": json.dumps(call.get("arguments") or {}, ensure_ascii=False)}
+        arguments = call.get("arguments") or {}
+        if not isinstance(arguments, dict):
+            return text, []
+        function = {"name": call["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}
         calls.append({"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function})
     return (text.partition(OPENING)[0].strip(), calls) if calls else (text, [])
 
