@@ -61,7 +61,8 @@ def _check_context(settings: Settings) -> None:
 def _check_positions(settings: Settings) -> None:
     """vLLM refuses a longer context too, but only when an engine starts."""
     engine = settings.rollout.engine
-    if engine.endpoint or "hf_overrides" in engine.args or os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1":
+    allowed = os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "").strip().lower() in ("1", "true")  # as vLLM reads it
+    if engine.endpoint or "hf_overrides" in engine.args or allowed:
         return
     most = read_context(settings.model.path)
     if most is not None and engine.max_model_len > most:
