@@ -103,7 +103,10 @@ def test_a_run_killed_at_five_points_is_bit_equal_to_an_uninterrupted_one(
     assert len(set().union(*broken.published.values())) == 6
     last = [run.folder / "checkpoints/step_6" for run in (straight, broken)]
     assert read_checkpoint(last[0]).files == read_checkpoint(last[1]).files, "weights, moments, schedule, random state"
-    assert read_checkpoint(last[0]).parts == read_checkpoint(last[1]).parts
+    parts = [read_checkpoint(folder).parts for folder in last]
+    for one in parts:  # only tokens of the policy that is trained are compared, and which one samples is a race
+        del one["guards"]["trends"]["logprob_diff_mean"]
+    assert parts[0] == parts[1]
     assert broken.streams.count_backlog(broken.streams.trajectories) == 0
     assert broken.streams.count_backlog(broken.streams.prompts) == 0
 
