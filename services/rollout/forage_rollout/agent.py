@@ -52,6 +52,7 @@ from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.logs import get_logger
 from forage_runtime.telemetry.tracing import SpanKind
 from forage_runtime.telemetry.waits import waiting
+from forage_runtime.text.characters import replace_halves
 from forage_runtime.text.chat_template import Chat
 from forage_runtime.text.enums import name_value
 
@@ -271,7 +272,7 @@ class Agent:
                 status, detail = Status.STATUS_TIMEOUT, self._name_limit(group)
             except (UnavailableError, RefusedError, MalformedReplyError, EnvironmentFailedError) as error:
                 # A lone surrogate, which an environment may quote, is in no message.
-                status, detail = _find_status(error), str(error).encode(errors="replace").decode()
+                status, detail = _find_status(error), replace_halves(str(error))
                 if builder.turns and not builder.last_observation:  # else the last action was answered
                     builder.turns[-1].retrieval_status = status
             finally:

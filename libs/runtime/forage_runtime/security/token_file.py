@@ -47,6 +47,12 @@ def authorization_metadata(file: Path | None, setting: str = SETTING) -> tuple[t
     return () if file is None else ((HEADER, f"Bearer {read_token(file, setting)}"),)
 
 
+def read_bearer(authorization: str) -> str:
+    """The bearer token in the value of an `authorization` header; empty without one."""
+    scheme, _, token = authorization.partition(" ")
+    return token.strip() if scheme.lower() == SCHEME else ""
+
+
 class TokenFile:
     """The tokens of a file, each a line, which clients may send and which a service accepts.
 
@@ -84,10 +90,9 @@ class TokenFile:
 
     def accepts(self, authorization: str) -> bool:
         """Whether the value of an `authorization` header carries one of the tokens; compares in constant time."""
-        scheme, _, token = authorization.partition(" ")
-        given = token.strip().encode()
+        given = read_bearer(authorization).encode()
         matches = [hmac.compare_digest(given, token.encode()) for token in self.tokens]
-        return any(matches) and scheme.lower() == SCHEME
+        return any(matches)
 
     def _read(self) -> tuple[Stamp, tuple[str, ...]]:
         try:

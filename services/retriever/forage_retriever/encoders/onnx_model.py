@@ -18,6 +18,7 @@ from forage_retriever import artifacts
 from forage_retriever.encoders import model_folder
 from forage_runtime.errors import UserError
 from forage_runtime.settings import EncoderPrecision
+from forage_runtime.text.characters import replace_halves
 
 MODEL_FILE = "model.onnx"
 EXPORT_RECIPE = "onnx-fp32/2"
@@ -139,9 +140,9 @@ def _has_vnni() -> bool:
 def _truncate_text(text: str | tuple[str, str]) -> str | tuple[str, str]:
     # The tokenizer refuses lone surrogates, which Python's strings may hold.
     if isinstance(text, str):
-        return text[:MAX_CHARS].encode(errors="replace").decode()
+        return replace_halves(text[:MAX_CHARS])
     first, second = text
-    return first[:MAX_CHARS].encode(errors="replace").decode(), second[:MAX_CHARS].encode(errors="replace").decode()
+    return replace_halves(first[:MAX_CHARS]), replace_halves(second[:MAX_CHARS])
 
 
 def _run_export(threads: int, *arguments: str) -> None:

@@ -33,6 +33,7 @@ from forage_rollout.environments.environment import Action, Budget, Observation
 from forage_runtime.clients.calls import MalformedReplyError, RefusedError
 from forage_runtime.clients.retriever import SearchResult
 from forage_runtime.errors import UnavailableError
+from forage_runtime.text.characters import replace_halves
 from forage_sandbox.child import MAX_ANSWER_BYTES
 
 Frame = dict[str, Any]
@@ -184,7 +185,7 @@ def read_own_error(value: Frame) -> tuple[str, str]:
 
 
 def _shorten(text: object) -> str:
-    return str(text)[:LONGEST_ERROR].encode(errors="replace").decode()
+    return replace_halves(str(text)[:LONGEST_ERROR])
 
 
 def _pack(message: Document | Provenance) -> str:

@@ -24,7 +24,7 @@ from forage_rollout.engine.sampling_parameters import RefusedSamplingError
 from forage_rollout.prompt_checks import InvalidPromptError, check_prompt
 from forage_rollout.serve.backend import ServeBackend, ServiceState
 from forage_rollout.serve.http_messages import Answer, Ask, Problem, Refusal, Take, Taken, build_answer, build_event
-from forage_rollout.serve.session_guard import PREFIX, SessionGuard, SessionKeys, find_session, read_key
+from forage_rollout.serve.session_guard import PREFIX, SessionGuard, SessionKeys, find_session
 from forage_runtime.errors import UnavailableError
 from forage_runtime.files.template_values import keep_template_date
 from forage_runtime.security.http.guard import (
@@ -37,7 +37,7 @@ from forage_runtime.security.http.guard import (
     read_body,
     replay_body,
 )
-from forage_runtime.security.token_file import TokenFile
+from forage_runtime.security.token_file import TokenFile, read_bearer
 from forage_runtime.settings import Settings
 from forage_runtime.telemetry import tracing
 from forage_runtime.telemetry.logs import get_logger
@@ -150,7 +150,7 @@ def make_app(
         `chat/completions` samples the reply to a chat, `keep` is a sign of life, `end` takes `{"reward": number or
         null}` or `{"error": text}`. 410: the session is over, or its worker was silent: take another one.
         """
-        verb, key = request.scope["route"].path.partition("}/")[2], read_key(request.headers["authorization"])
+        verb, key = request.scope["route"].path.partition("}/")[2], read_bearer(request.headers["authorization"])
         reply = await _await_while_connected(request, backend.answer_session(session, key, verb, await request.body()))
         if reply.status == 410 or (verb == "end" and reply.status == 200):
             keys.remove(session)

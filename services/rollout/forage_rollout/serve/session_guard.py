@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from forage_runtime.security.http.guard import App, Receive, Scope, Send, find_peer
 from forage_runtime.security.refusals import Refusal, record_refusal
-from forage_runtime.security.token_file import HEADER, SCHEME
+from forage_runtime.security.token_file import HEADER, read_bearer
 
 PREFIX = "/v1/sessions/"
 MOST_KEYS = 2**16
@@ -20,12 +20,6 @@ def find_session(path: str) -> str:
     """The id of the session whose request has this path; empty for any other path."""
     id, slash, _ = path.removeprefix(PREFIX).partition("/")
     return id if path.startswith(PREFIX) and slash else ""
-
-
-def read_key(authorization: str) -> str:
-    """The key in the value of an `authorization` header; empty without one."""
-    scheme, _, key = authorization.partition(" ")
-    return key.strip() if scheme.lower() == SCHEME else ""
 
 
 class SessionKeys:
@@ -70,7 +64,7 @@ class SessionGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (id := find_session(scope["path"])):
             given = next((value.decode("latin-1") for name, value in scope["headers"] if name == HEADER.encode()), "")
-            if problem := self._keys.find_problem(id, read_key(given)):
+            if problem := self._keys.find_problem(id, read_bearer(given)):
                 if problem[0] == 401:
                     reason = Refusal.WRONG_TOKEN if given else Refusal.NO_TOKEN
                     record_refusal(self._wire, reason, find_peer(scope))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forage_runtime.errors import ForageError
+from forage_runtime.text.characters import replace_halves
 
 MOST_MESSAGES = 4096
 _MOST_STOPS = 4
@@ -138,7 +139,7 @@ def read_ending(body: bytes) -> Ending:
 
 def cut_error(error: str) -> str:
     """What is sent, and kept, of the text of an error."""
-    return _keep_characters(error[:_LONGEST_ERROR])
+    return replace_halves(error[:_LONGEST_ERROR])
 
 
 def write_chat(request: ChatRequest, reply: Reply) -> HttpReply:
@@ -202,10 +203,10 @@ def _read_message(message: Any, name: str) -> Message:
         content = ""
     if not isinstance(content, str):
         raise SessionError(400, f"{name}.content: expected a text, or parts of the type text", name)
-    read: Message = {"role": _keep_characters(message["role"]), "content": _keep_characters(content)}
+    read: Message = {"role": replace_halves(message["role"]), "content": replace_halves(content)}
     for field in ("name", "tool_call_id"):
         if isinstance(message.get(field), str):
-            read[field] = _keep_characters(message[field])
+            read[field] = replace_halves(message[field])
     if message.get("tool_calls"):
         read["tool_calls"] = _read_calls(message["tool_calls"], f"{name}.tool_calls")
     return read
@@ -219,7 +220,7 @@ def _read_calls(calls: Any, name: str) -> list[dict[str, Any]]:
         texts = [function.get(key) for key in ("name", "arguments")] if isinstance(function, dict) else [None]
         if not isinstance(function, dict) or not all(isinstance(text, str) for text in texts):
             raise SessionError(400, f"{name}: expected functions with name and arguments, two texts", name)
-        kept = {key: _keep_characters(function[key]) for key in ("name", "arguments")}
+        kept = {key: replace_halves(function[key]) for key in ("name", "arguments")}
         try:
             if not isinstance(json.loads(kept["arguments"] or "{}"), dict):
                 raise ValueError
@@ -251,12 +252,7 @@ def _read_stop(stop: Any) -> tuple[str, ...]:
     ):
         expected = f"up to {_MOST_STOPS} texts of 1 to {_LONGEST_STOP} characters"
         raise SessionError(400, f"stop is {_show(stop)}: expected {expected}", "stop")
-    return tuple(_keep_characters(text) for text in texts)
-
-
-def _keep_characters(text: str) -> str:
-    """The text without halves of surrogate pairs, which no encoding has."""
-    return text.encode(errors="replace").decode()
+    return tuple(replace_halves(text) for text in texts)
 
 
 def _show(value: Any) -> str:
