@@ -18,7 +18,7 @@ from trainer_parts import PROMPT_TOKENS, build_trajectory
 from forage_proto.v1.trajectory_pb2 import TrajectoryGroup
 from forage_runtime.settings import Settings, load_settings
 from forage_trainer.data.tensors import StepTensors, build_step_tensors, select_trajectories
-from forage_trainer.engine.policy_worker import PolicyWorker
+from forage_trainer.engine.policy_worker import PolicyWorker, UpdateResult
 from forage_trainer.engine.spmd import follow
 from forage_trainer.weights.publication import Snapshots
 from forage_trajectory.trajectory import ColumnFolder
@@ -71,6 +71,27 @@ def build_rows(settings: Settings, folder: ColumnFolder | None = None, shared: b
     batch = build_step_tensors(select_trajectories(arrived, algorithm), 0, 1, 0, algorithm)
     assert batch is not None
     return batch
+
+
+def take_step(
+    worker: PolicyWorker, batch: StepTensors
+) -> tuple[dict[str, torch.Tensor], torch.Tensor | None, UpdateResult]:
+    """Compute all that a worker with a critic computes of a batch, with the gradients of both.
+
+    Returns:
+        What any two ways of computing it must agree on; the reference's log-probabilities; and the update.
+    """
+    assert worker._critic is not None
+    actor = record_gradients(worker._actor.engine, "actor")
+    critic = record_gradients(worker._critic.worker.engine, "critic")
+    old, reference, values = worker.log_probs(batch), worker.reference_log_probs(batch), worker.values(batch)
+    advantages = torch.linspace(-1, 1, batch.mask.numel()).view_as(batch.mask) * batch.mask
+    result = worker.update(batch, advantages, reference, old + 0.1 * advantages, 2)
+    learned = worker.update_critic(batch, values, advantages * 2, 2)
+    del learned["critic/vpred_mean"]  # a mean of means of micro-batches, which two ways cut in different places
+    numbers = {"loss": result.loss, "grad_norm": result.grad_norm, "entropy": result.entropy, **learned}
+    results = {name: torch.tensor(value) for name, value in numbers.items()} | {"old": old, "values": values}
+    return results | {"seen": result.log_probs} | actor | critic, reference, result
 
 
 def record_gradients(engine: Any, prefix: str) -> dict[str, torch.Tensor]:

@@ -78,17 +78,7 @@ def take_step(folder: Path, *more: str) -> dict[str, torch.Tensor]:
     limits = [f"trainer.actor.{one}" for one in LIMITS]
     settings = spmd_process.build_settings(folder, f"trainer.critic.path={folder / 'critic'}", *limits, *more)
     worker, batch = PolicyWorker(settings), build_rows(settings)
-    assert worker._critic is not None
-    actor = spmd_process.record_gradients(worker._actor.engine, "actor")
-    critic = spmd_process.record_gradients(worker._critic.worker.engine, "critic")
-    old, reference, values = worker.log_probs(batch), worker.reference_log_probs(batch), worker.values(batch)
-    advantages = torch.linspace(-1, 1, batch.mask.numel()).view_as(batch.mask) * batch.mask
-    result = worker.update(batch, advantages, reference, old + 0.1 * advantages, 2)
-    learned = worker.update_critic(batch, values, advantages * 2, 2)
-    del learned["critic/vpred_mean"]  # a mean of means of micro-batches, which the two engines cut in different places
-    numbers = {"loss": result.loss, "grad_norm": result.grad_norm, "entropy": result.entropy, **learned}
-    results = {name: torch.tensor(value) for name, value in numbers.items()} | {"old": old, "values": values}
-    return results | {"seen": result.log_probs} | actor | critic
+    return spmd_process.take_step(worker, batch)[0]
 
 
 def assert_same(result: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:

@@ -15,6 +15,7 @@ from trees import draw_tree
 from forage_trainer.data.prefix_tree import Ids, build_tree, count_tokens, cut_trees
 from forage_trainer.data.tensors import make_jagged
 from forage_trainer.engine.attention import PREFIX_TREE, TreeAttention, attend_along_tree, register_attentions
+from forage_trainer.engine.cpu_engine import split_cuts
 from forage_trainer.engine.layout import TreeLayout
 
 register_attentions()
@@ -64,7 +65,7 @@ def test_a_group_is_cut_only_where_it_is_too_large(seed: int) -> None:
     limit = longest + chance.randint(0, 100)
     target = chance.randint(1, limit)
     at_least = chance.randint(1, len(rows))
-    cuts = cut_trees(shuffled, [1] * len(rows), target, limit, at_least)
+    cuts = split_cuts(cut_trees(shuffled, [1] * len(rows), target, limit), at_least)
     assert sorted(row for cut in cuts for row in cut) == list(range(len(rows)))
     assert len(cuts) >= at_least
     assert all(cuts)

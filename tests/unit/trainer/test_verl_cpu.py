@@ -15,7 +15,7 @@ from forage_runtime.errors import SettingsError, UserError
 from forage_runtime.settings import TrainingEngineSettings, load_settings
 from forage_trainer.data.tensors import is_valid, leave_out_unusable
 from forage_trainer.engine import engine_config
-from forage_trainer.engine.cpu_engine import cut_micro_batches
+from forage_trainer.engine.cpu_engine import cut_micro_batches, split_cuts
 from forage_trainer.engine.engine_config import resolve_engine
 
 
@@ -24,7 +24,7 @@ def test_micro_batches_have_the_number_that_another_process_needs(
     lengths: list[int], budget: int, data: st.DataObject
 ) -> None:
     at_least = data.draw(st.integers(1, len(lengths)))
-    free, cuts = cut_micro_batches(lengths, budget), cut_micro_batches(lengths, budget, at_least)
+    free, cuts = cut_micro_batches(lengths, budget), split_cuts(cut_micro_batches(lengths, budget), at_least)
     assert len(cuts) == max(at_least, len(free))
     assert sorted(row for cut in cuts for row in cut) == list(range(len(lengths)))
     for cut in cuts:

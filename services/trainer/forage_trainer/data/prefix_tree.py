@@ -75,9 +75,7 @@ def build_tree(rows: Sequence[Ids]) -> PrefixTree:
     return PrefixTree(places, np.concatenate(firsts), pieces, tuple(tails))
 
 
-def cut_trees(
-    rows: Sequence[Ids], prompts: Sequence[int], target: int, limit: int, at_least: int = 1
-) -> list[list[int]]:
+def cut_trees(rows: Sequence[Ids], prompts: Sequence[int], target: int, limit: int) -> list[list[int]]:
     """Cut row numbers into micro-batches of whole groups; rows with the same prompt are a group.
 
     Groups are put together up to `target` tokens of their trees. A group is cut where its tree would exceed `limit`, or
@@ -85,7 +83,6 @@ def cut_trees(
 
     Args:
         prompts: number of tokens of each row's prompt, at least 1.
-        at_least: lowest number of micro-batches to return, at most one for each row.
     """
     groups: dict[bytes, list[int]] = {}
     for row, size in enumerate(prompts):
@@ -99,10 +96,6 @@ def cut_trees(
                 room = target
             cuts[-1] += [group[row] for row in part]
             room -= tokens
-    while len(cuts) < at_least:
-        most = max(range(len(cuts)), key=lambda cut: len(cuts[cut]))
-        numbers, half = cuts[most], len(cuts[most]) // 2
-        cuts[most : most + 1] = [numbers[:half], numbers[half:]]
     return cuts
 
 

@@ -12,7 +12,6 @@ import forage_trainer.engine.verl_cpu  # noqa: F401  (verl's workers look up the
 # isort: split
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -47,18 +46,20 @@ _NO_LAYER = "no class of layers"
 """A class name that no layer has: verl then wraps the model as a whole and no layer."""
 
 
-def cut_micro_batches(lengths: Sequence[int], budget: int, at_least: int = 1) -> list[list[int]]:
-    """Sort row numbers by length and cut them so that rows x longest row stays within `budget`; a longer row is alone.
-
-    Args:
-        at_least: lowest number of cuts to return, at most one for each row.
-    """
+def cut_micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Sort row numbers by length; cut them so that rows x longest row stays within `budget`. A longer row is alone."""
     cuts: list[list[int]] = []
     for row in sorted(range(len(lengths)), key=lengths.__getitem__):
         if cuts and (len(cuts[-1]) + 1) * lengths[row] <= budget:
             cuts[-1].append(row)
         else:
             cuts.append([row])
+    return cuts
+
+
+def split_cuts(cuts: Sequence[list[int]], at_least: int) -> list[list[int]]:
+    """Split cuts of row numbers in halves, the largest first, until there are so many, which is at most one a row."""
+    cuts = [*cuts]
     while len(cuts) < at_least:
         most = max(range(len(cuts)), key=lambda cut: len(cuts[cut]))
         rows, half = cuts[most], len(cuts[most]) // 2
@@ -121,17 +122,17 @@ class _CpuEngineBase(FSDPEngine):  # type: ignore[misc, unused-ignore]
         tu.assign_non_tensor(data, batch_num_tokens=tokens.item(), dp_size=size, use_dynamic_bsz=True)
         lengths = data["input_ids"].offsets().diff().tolist()
         budget = min(CACHE_TOKENS, data["max_token_len_per_gpu"])
-        cut, shared = partial(cut_micro_batches, lengths, budget), 0.0
+        cuts, shared = cut_micro_batches(lengths, budget), 0.0
         if self._shares_prefixes:
             ids, prompts = join_rows(data), data["prompts"].offsets().diff().tolist()
-            cut_groups = partial(cut_trees, ids, prompts, budget, data["max_token_len_per_gpu"])
-            tokens = sum(count_tokens([ids[row] for row in rows]) for rows in cut_groups())
-            if tokens <= _MOST_LEFT * sum(lengths):
-                cut, shared = cut_groups, 1 - tokens / sum(lengths)
+            groups = cut_trees(ids, prompts, budget, data["max_token_len_per_gpu"])
+            left = sum(count_tokens([ids[row] for row in rows]) for rows in groups)
+            if left <= _MOST_LEFT * sum(lengths):
+                cuts, shared = groups, 1 - left / sum(lengths)
         # A forward pass gathers parameters from every process, so all of them must make equally many.
-        cuts = torch.tensor(len(cut()))
-        dist.all_reduce(cuts, dist.ReduceOp.MAX, group=group)
-        rows = cut(at_least=int(cuts))
+        most = torch.tensor(len(cuts))
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
+        rows = split_cuts(cuts, int(most))
         outputs = []
         select = _MicroBatchSelector(data.exclude(*_UNUSED))
         with self._gather_parameters(), self._attend_along_trees(shared > 0):
