@@ -89,7 +89,7 @@ def find_running(base_port: int | None = None, option: str = "-c") -> RunningSta
     A rescore has none: it starts a reward service beside whatever runs.
 
     Args:
-        option: by which the command is told what is meant: -c FILE, or --run FOLDER.
+        option: the one of the command that names a stack, for the message: -c or --run.
 
     Raises:
         UserError: there are several; the message lists them.

@@ -55,7 +55,7 @@ REPLIES = st.tuples(SAMPLED.map(lambda parts: [id for part in parts for id in pa
 
 @dataclass
 class Bench:
-    """A session whose engine says what it is told, and notes from which context."""
+    """A session whose engine replies with given texts, and notes the context of each."""
 
     template: str = "own"
     limits: Limits = field(default_factory=lambda: Limits(64, 2000, 200, 100))
