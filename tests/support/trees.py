@@ -13,7 +13,7 @@ _ROWS, _FORKS, _SEGMENT = 16, 6, 12
 def draw_tree(chance: random.Random) -> list[npt.NDArray[np.int64]]:
     """Draw up to 16 rows of two tokens or more: each continues a part of another, up to six times from the first.
 
-    There are three token ids, so that rows share more than they were made to. A row may end within another, or equal it.
+    With three token ids rows share more than they were made to. A row may end within another, or equal it.
     """
     rows = [(_draw_tokens(chance, 2), 0)]
     for _ in range(chance.randrange(_ROWS)):
