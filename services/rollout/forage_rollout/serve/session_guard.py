@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable
 
+from forage_rollout.sessions.requests import GONE, WRONG_KEY
 from forage_runtime.security.http.guard import App, Receive, Scope, Send, find_peer
 from forage_runtime.security.refusals import Refusal, record_refusal
 from forage_runtime.security.token_file import HEADER, read_bearer
@@ -12,8 +13,6 @@ from forage_runtime.security.token_file import HEADER, read_bearer
 PREFIX = "/v1/sessions/"
 MOST_KEYS = 2**16
 """More sessions have no worker at once; the oldest key is forgotten then."""
-GONE = "there is no such session: it has ended, was too slow, or its worker was silent; take another one"
-WRONG_KEY = "this is not the key of this session"
 
 
 def find_session(path: str) -> str:

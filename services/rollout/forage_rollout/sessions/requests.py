@@ -12,6 +12,8 @@ from typing import Any
 from forage_runtime.errors import ForageError
 from forage_runtime.text.characters import replace_halves
 
+GONE = "there is no such session: it has ended, was too slow, or its worker was silent; take another one"
+WRONG_KEY = "this is not the key of this session"
 MOST_MESSAGES = 4096
 _MOST_STOPS = 4
 _LONGEST_STOP = 64

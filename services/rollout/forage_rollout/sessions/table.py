@@ -8,6 +8,8 @@ from typing import Any
 
 from forage_rollout.loop.trajectory_builder import TrajectoryBuilder
 from forage_rollout.sessions.requests import (
+    GONE,
+    WRONG_KEY,
     HttpReply,
     SessionError,
     read_chat,
@@ -17,8 +19,6 @@ from forage_rollout.sessions.requests import (
     write_refusal,
 )
 from forage_rollout.sessions.session import Generate, Render, Session
-
-_GONE = "there is no such session: it has ended, was too slow, or its worker was silent; take another one"
 
 
 def find_replica(id: str) -> str:
@@ -87,7 +87,7 @@ class SessionTable:
     def _find(self, id: str, key: str) -> Session:
         session = self._sessions.get(id)
         if session is None or not session.taken.is_set():
-            raise SessionError(410, _GONE, kind="session_over")
+            raise SessionError(410, GONE, kind="session_over")
         if not session.accepts(key):
-            raise SessionError(401, "this is not the key of this session", kind="unauthenticated")
+            raise SessionError(401, WRONG_KEY, kind="unauthenticated")
         return session
